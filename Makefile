@@ -1,0 +1,96 @@
+# Build tooling. Needs only make and Python 3.11 or newer; everything else comes from requirements.lock.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+# `make -C` already changes directory; `make -f` does not, so every recipe works on paths below ROOT.
+ROOT := $(patsubst %/,%,$(dir $(abspath $(lastword $(MAKEFILE_LIST)))))
+VENV := $(ROOT)/.venv
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+LOCK := $(ROOT)/requirements.lock
+DEPS_STAMP := $(VENV)/.deps-installed
+SETUP_STAMP := $(VENV)/.project-installed
+
+# Interpreters that are tried for the virtual environment, best first. Override with `make setup PYTHON=...`.
+PYTHON ?=
+CANDIDATES := $(if $(PYTHON),$(PYTHON),python3.13 python3.12 python3.11 python3)
+
+# Extra arguments: `make test ARGS="tests/kernel -k merge"`, `make demo ARGS=--help`.
+ARGS ?=
+PYTEST_PARALLEL ?= -n 2 --dist worksteal
+
+.PHONY: help setup test demo bench lint proto proto-check lock clean
+
+help: ## list the targets (default)
+	@echo "echostore: targets of this Makefile"
+	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)$$/  \1|\2/p' $(ROOT)/Makefile | while IFS='|' read -r name text; do printf '%-14s %s\n' "$$name" "$$text"; done
+
+setup: $(SETUP_STAMP) ## create .venv from requirements.lock and install the project editable
+	@echo "setup: .venv is up to date"
+
+$(DEPS_STAMP): $(LOCK)
+	@found=; \
+	for candidate in $(CANDIDATES); do \
+	  if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then found="$$candidate"; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+	  echo "setup: no Python 3.11 or newer with venv found (tried: $(CANDIDATES)); install one, e.g. 'apt install python3.11-venv', 'brew install python@3.13' or 'pyenv install 3.13', or name it: make setup PYTHON=/path/to/python3" >&2; \
+	  exit 1; \
+	fi; \
+	echo "setup: creating .venv with $$("$$found" --version) and installing requirements.lock"; \
+	"$$found" -m venv --clear $(VENV); \
+	$(PY) -m pip install -qq --disable-pip-version-check --require-hashes -r $(LOCK)
+	@touch $@
+
+$(SETUP_STAMP): $(DEPS_STAMP) $(ROOT)/pyproject.toml
+	@echo "setup: installing echostore editable"
+	@$(PY) -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable $(ROOT)
+	@touch $@
+
+test: setup ## run the test suite (ARGS="..." goes to pytest)
+	@echo "test: pytest $(PYTEST_PARALLEL) $(ARGS)"
+	@cd $(ROOT) && $(PY) -m pytest $(PYTEST_PARALLEL) $(ARGS)
+
+demo: setup ## run the demonstration
+	@echo "demo: echostore demo $(ARGS)"
+	@cd $(ROOT) && $(BIN)/echostore demo $(ARGS)
+
+bench: setup ## run the benchmarks
+	@echo "bench: echostore bench $(ARGS)"
+	@cd $(ROOT) && $(BIN)/echostore bench $(ARGS)
+
+# mypy runs without its cache: the cache keeps "no attribute" errors about modules that were created since.
+lint: setup ## ruff check, ruff format --check, mypy --strict, lint-imports; runs all four, fails if any fails
+	@cd $(ROOT); failed=; \
+	step() { echo "lint: $$1"; shift; "$$@" || failed=yes; }; \
+	step "ruff check" $(BIN)/ruff check .; \
+	step "ruff format --check" $(BIN)/ruff format --check .; \
+	step "mypy --strict src" $(BIN)/mypy --strict --no-incremental src; \
+	step "lint-imports" $(BIN)/lint-imports --no-cache --no-logo; \
+	if [ -n "$$failed" ]; then echo "lint: failed" >&2; exit 1; fi; \
+	echo "lint: clean"
+
+proto: setup ## regenerate src/echostore/wire/generated from src/echostore/wire/schema
+	@echo "proto: generating src/echostore/wire/generated"
+	@cd $(ROOT) && $(PY) tools/proto.py
+
+proto-check: setup ## fail if the generated code does not match the schema
+	@echo "proto-check: comparing src/echostore/wire/generated with a fresh generation"
+	@cd $(ROOT) && $(PY) tools/proto.py --check
+
+lock: setup ## resolve pyproject.toml again and rewrite requirements.lock (keeps pins that still fit; ARGS=--upgrade)
+	@echo "lock: resolving pyproject.toml into requirements.lock (minutes where hashes are new)"
+	@cd $(ROOT) && $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --no-annotate --no-header \
+	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options \
+	  --extra arrow --extra dev --output-file requirements.lock $(ARGS) pyproject.toml
+	@$(PY) -c 'import pathlib, sys; p = pathlib.Path(sys.argv[1]); p.write_text("".join(l for l in p.read_text().splitlines(True) if l.strip() and l.lstrip()[0] != "\x23"))' $(LOCK)
+	@if grep -nE '://|^-|(index-url|find-links|trusted-host)|@ ' $(LOCK); then echo "lock: requirements.lock names an address, see above" >&2; exit 1; fi
+
+clean: ## remove .venv, caches and build output
+	@echo "clean: removing .venv, caches and build output"
+	@cd $(ROOT) && rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist src/*.egg-info
+	@find $(ROOT)/src $(ROOT)/tests $(ROOT)/tools -name __pycache__ -type d -prune -exec rm -rf {} +

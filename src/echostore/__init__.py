@@ -1,0 +1,52 @@
+"""echostore: ECHO, the Eventually Consistent Hierarchical Object-store. A peer-to-peer database.
+
+    import echostore
+    with echostore.open("laptop-data", name="Laptop") as peer:
+        party = peer.create_party("Road trip")
+        task = party.create("property-set", type="task", text="tickets", done=False)
+        task["done"] = True
+        print(party.query(type="task").all(), party.snapshot().cid)
+
+Names are loaded when they are first used, so that importing the package costs nothing.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from echostore.kernel.errors import EchoError
+    from echostore.kernel.query.expressions import field
+    from echostore.kernel.values import BlobRef, Reference
+    from echostore.peer.anchors import Anchor
+    from echostore.peer.items import Item
+    from echostore.peer.party import Party
+    from echostore.peer.peer import Peer
+    from echostore.peer.peer import open_peer as open
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "open": ("echostore.peer.peer", "open_peer"),
+    "Peer": ("echostore.peer.peer", "Peer"),
+    "Party": ("echostore.peer.party", "Party"),
+    "Item": ("echostore.peer.items", "Item"),
+    "Anchor": ("echostore.peer.anchors", "Anchor"),
+    "EchoError": ("echostore.kernel.errors", "EchoError"),
+    "Reference": ("echostore.kernel.values", "Reference"),
+    "BlobRef": ("echostore.kernel.values", "BlobRef"),
+    "field": ("echostore.kernel.query.expressions", "field"),
+}
+
+__all__ = ["Anchor", "BlobRef", "EchoError", "Item", "Party", "Peer", "Reference", "field", "open"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'echostore' has no attribute {name!r}")
+    from importlib import import_module
+
+    module, attribute = _HOMES[name]
+    return getattr(import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

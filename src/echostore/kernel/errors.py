@@ -1,0 +1,103 @@
+"""What a user of echostore catches: `EchoError` and its kinds.
+
+Every error has a stable code, says what happened, what stayed as it was and what to do next. Bad input from other
+peers never raises these; it becomes a listed rejection with a `Reason`.
+"""
+
+
+class EchoError(Exception):
+    """Something a person asked for can't be done. Subclasses fix the code and the exit status."""
+
+    code = "E-FAILED"
+    exit_status = 1
+
+    def __init__(self, what: str, *, unchanged: str = "Nothing was changed.", next_step: str = "") -> None:
+        super().__init__(" ".join(part for part in (what, unchanged, next_step) if part))
+        self.what = what
+        self.unchanged = unchanged
+        self.next_step = next_step
+
+
+class UsageError(EchoError):
+    """The call makes no sense: wrong type, wrong argument."""
+
+    code = "E-USAGE"
+    exit_status = 2
+
+
+class NotFound(EchoError):
+    """No such party, item, feed or blob here."""
+
+    code = "E-NOT-FOUND"
+    exit_status = 3
+
+
+class Refused(EchoError):
+    """Permission, policy, schema or a limit says no."""
+
+    code = "E-REFUSED"
+    exit_status = 4
+
+
+class SchemaViolation(Refused):
+    """A mutation that breaks the schema of its item's type."""
+
+    code = "E-SCHEMA"
+
+
+class TooLarge(Refused):
+    """A value, batch or block beyond a limit."""
+
+    code = "E-TOO-LARGE"
+
+
+class WrongPassphrase(Refused):
+    """The key store is locked and this passphrase does not open it."""
+
+    code = "E-PASSPHRASE"
+
+
+class TimedOut(EchoError):
+    """What was waited for did not happen in time."""
+
+    code = "E-TIMEOUT"
+    exit_status = 5
+
+
+class Corrupt(EchoError):
+    """Stored or received bytes do not match their hash, signature or format."""
+
+    code = "E-CORRUPT"
+    exit_status = 6
+
+
+class Locked(EchoError):
+    """Another process has the store open."""
+
+    code = "E-LOCKED"
+    exit_status = 7
+
+
+class StorageFailed(EchoError):
+    """The disk is full, read-only or failing; the store stays readable."""
+
+    code = "E-STORAGE"
+
+
+class Closed(EchoError):
+    """The peer, party or store has been closed."""
+
+    code = "E-CLOSED"
+
+
+class ModelFailed(EchoError):
+    """An item's model raised; the item is quarantined, its operations are kept."""
+
+    code = "E-MODEL"
+
+
+class Compacted(EchoError):
+    """The history asked for lies below an epoch and is no longer here."""
+
+    code = "E-COMPACTED"
+    exit_status = 3

@@ -1,0 +1,1 @@
+"""Items: their records, their tree, and how messages reach them."""

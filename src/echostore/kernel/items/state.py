@@ -1,0 +1,238 @@
+"""The state of a party: its items after the delivered messages. The ItemDemuxer of the seeds lives here.
+
+    message -> operations -> (access check) -> the item's model, its metadata item, or the tree
+
+The state is a function of the set of applied operations (section 6 of the design). Arrival order shows nowhere: models
+see to it for themselves, the tree replays its moves, and access rules rule by canonical order. Where a rule arrives
+after operations it rules over, the item is listed in `refold` and the caller folds it again from its operations.
+
+Records are loaded through a port on first touch, so that an inactive item costs no decode.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from echostore.kernel.ids import FeedId, IdentityKey, ItemId, PartyKey, Stamp, item_creator
+from echostore.kernel.items.operations import (
+    CUSTOM,
+    GENESIS,
+    METADATA,
+    PLACEMENT,
+    REFUSED,
+    ItemOperation,
+    Reject,
+    WriterRole,
+)
+from echostore.kernel.items.record import ACCESS_KEY, AccessRule, AccessWrite, Genesis, ItemRecord
+from echostore.kernel.items.tree import Tree, TreeMove
+from echostore.kernel.models.base import OperationRefused
+from echostore.kernel.models.factory import ModelFactory
+from echostore.kernel.models.property_set import DELETED, PropertySet, Restore, Set
+from echostore.kernel.reasons import Reason
+
+ADMIN_ROLES = frozenset({"owner", "admin"})
+
+Load = Callable[[ItemId], ItemRecord | None]
+Exists = Callable[[ItemId], bool]
+
+
+class PartyState:
+    """All items of one party, as far as they are in memory. `changed` and `rejects` collect since the last `take`."""
+
+    def __init__(
+        self,
+        party: PartyKey,
+        factory: ModelFactory,
+        *,
+        load: Load,
+        identity_of: Callable[[FeedId], IdentityKey | None],
+        moves: Iterable[TreeMove] = (),
+    ) -> None:
+        self.party = party
+        self._factory = factory
+        self._load = load
+        self._identity_of = identity_of
+        self.records: dict[ItemId, ItemRecord] = {}
+        self.tree = Tree(self._first_parent, moves)
+        self.dirty: set[ItemId] = set()
+        """Items whose record differs from the ItemStore's."""
+        self.changed: set[ItemId] = set()
+        """Items that live queries must look at: changed, or at an end of a changed edge."""
+        self.gone: set[ItemId] = set()
+        """Items that the ItemStore has and the state has not, since their genesis was excluded."""
+        self.refold: set[ItemId] = set()
+        self.rejects: list[Reject] = []
+        self._moves: list[TreeMove] = []
+        self.moves_replaced = False
+        """Whether moves were dropped or came in between since the ItemStore last saw them."""
+        self.loads = 0
+        """How many records were read and decoded: inactive items must cost none."""
+
+    # reading
+
+    def record(self, item: ItemId) -> ItemRecord | None:
+        record = self.records.get(item)
+        if record is None and item not in self.gone:
+            record = self._load(item)
+            if record is not None:
+                self.loads += 1
+                self.records[item] = record
+        return record
+
+    def home(self, item: ItemId) -> ItemId | None:
+        return self.tree.home(item)
+
+    def _first_parent(self, item: ItemId) -> ItemId | None:
+        record = self.record(item)
+        return record.genesis.parent if record else None
+
+    # folding
+
+    def apply(
+        self,
+        *,
+        depth: int,
+        feed: FeedId,
+        seq: int,
+        time_ms: int,
+        operations: Iterable[ItemOperation],
+        writer: WriterRole,
+        only: frozenset[ItemId] | None = None,
+        own: bool = False,
+    ) -> None:
+        """Fold in one message. `only` restricts to some items (a refold); `own` says that models which edit in place
+        have these operations already."""
+        for position, operation in enumerate(operations):
+            if only is not None and operation.item not in only:
+                continue
+            stamp = Stamp(depth, feed, seq, position)
+            try:
+                self._apply_one(operation, stamp, time_ms, writer, own)
+            except OperationRefused as refusal:
+                self.rejects.append(Reject(feed, seq, position, refusal.reason, refusal.detail))
+
+    def apply_own(self, operation: ItemOperation, stamp: Stamp, time_ms: int, writer: WriterRole) -> None:
+        """Show one operation of a message that this device is still writing; OperationRefused when it can't be."""
+        self._apply_one(operation, stamp, time_ms, writer, own=True)
+        if operation.field == PLACEMENT:
+            self.settle()
+
+    def settle(self) -> None:
+        """Replay the moves that came since the last call: once for a whole run of messages."""
+        if self._moves:
+            touched = self.tree.apply_all(self._moves)
+            self._moves = []
+            self.changed |= touched
+            self.dirty |= {item for item in touched if item in self.records}
+
+    def _apply_one(self, operation: ItemOperation, stamp: Stamp, time_ms: int, writer: WriterRole, own: bool) -> None:
+        item, field, body = operation
+        if field == GENESIS:
+            self._create(body, stamp)
+            return
+        if field == REFUSED:
+            raise OperationRefused(*body)
+        record = self.records.get(item) or self.record(item)
+        if record is None:
+            raise OperationRefused(Reason.NO_ITEM)
+        if record.access:
+            self._check_access(record, field, stamp, writer)
+        if field == METADATA:
+            self._apply_metadata(record, body, stamp, time_ms, writer)
+        elif field == PLACEMENT:
+            self._place(record, body, stamp)
+        else:
+            model = record.model
+            if field != model.name and field != CUSTOM:
+                raise OperationRefused(Reason.WRONG_MODEL, f"{field} on a {model.name}")
+            if not (own and getattr(model, "edits_in_place", False)):
+                model.apply(body, stamp, time_ms)
+        if record.last is None or stamp > record.last:
+            record.last = stamp
+        self.dirty.add(item)
+        self.changed.add(item)
+
+    def _create(self, genesis: Genesis, stamp: Stamp) -> None:
+        item = genesis.item
+        if item_creator(item) != stamp.feed:
+            raise OperationRefused(Reason.MALFORMED, "an item id of another feed")
+        if self.record(item) is not None:
+            raise OperationRefused(Reason.DUPLICATE, "the item exists")
+        if genesis.parent is not None and self.record(genesis.parent) is None:
+            raise OperationRefused(Reason.NO_PARENT)
+        model = self._factory.create(genesis.model, genesis.version, item)
+        self.records[item] = ItemRecord(genesis, model, PropertySet(item), last=stamp)
+        self.gone.discard(item)
+        self.dirty.add(item)
+        self.changed.add(item)
+        self.changed.update(end for end in (genesis.parent, genesis.source, genesis.target) if end is not None)
+
+    def _apply_metadata(self, record: ItemRecord, body: Any, stamp: Stamp, time_ms: int, writer: WriterRole) -> None:
+        rule = _access_rule(body)
+        if rule is not None:
+            creator = self._identity_of(item_creator(record.item))
+            if writer.role not in ADMIN_ROLES and writer.identity != creator:
+                raise OperationRefused(Reason.DENIED, "only admins and the item's creator change who may write it")
+            write = AccessWrite(stamp, rule)
+            record.access.append(write)
+            record.access.sort(key=lambda known: known.stamp)
+            if record.last is not None and stamp < record.last:
+                self.refold.add(record.item)
+        record.metadata.apply(body, stamp, time_ms)
+
+    def _check_access(self, record: ItemRecord, field: str, stamp: Stamp, writer: WriterRole) -> None:
+        rule = record.rule_at(stamp)
+        if rule is None or writer.role == "owner" or rule.allows(writer.role, writer.identity):
+            return
+        raise OperationRefused(Reason.DENIED, f"{field} by a member whom the item's access metadata does not name")
+
+    def _place(self, record: ItemRecord, body: tuple[int, ItemId | None], stamp: Stamp) -> None:
+        kind, parent = body
+        if parent is not None and self.record(parent) is None:
+            raise OperationRefused(Reason.NO_PARENT)
+        self._moves.append(TreeMove(stamp, record.item, kind, parent))
+        self.changed.add(record.item)
+        if parent is not None:
+            self.changed.add(parent)
+
+    # refolding
+
+    def forget(self, items: frozenset[ItemId]) -> None:
+        """Drop items, with their moves, that are about to be folded again from their operations."""
+        self.changed |= self.tree.without(items)
+        self.moves_replaced = True
+        self._moves = [move for move in self._moves if move.item not in items]
+        for item in items:
+            self.records.pop(item, None)
+        self.gone |= items
+        self.dirty |= items
+        self.changed |= items
+
+
+def _access_rule(operation: Any) -> AccessRule | None:
+    """The access rule that a metadata operation writes, if it writes one. A malformed one allows nobody but owners:
+    narrowing was meant, and opening up by mistake would be worse."""
+    for change in operation:
+        if isinstance(change, Restore):
+            if change.key.path[0] == ACCESS_KEY:
+                value = DELETED if change.entry is None else change.entry.value
+                return _rule_of(value)
+        elif change.path[0] == ACCESS_KEY:
+            if type(change) is not Set or len(change.path) != 1:
+                raise OperationRefused(Reason.MALFORMED, "access metadata is written whole")
+            return _rule_of(change.value)
+    return None
+
+
+def _rule_of(value: Any) -> AccessRule:
+    if value is DELETED or value is None:
+        return AccessRule()
+    roles = value.get("roles", []) if isinstance(value, dict) else []
+    members = value.get("members", []) if isinstance(value, dict) else []
+    rule = AccessRule(
+        frozenset(role for role in roles if isinstance(role, str)) if isinstance(roles, list) else frozenset(),
+        frozenset(IdentityKey(member) for member in members if isinstance(member, bytes))
+        if isinstance(members, list)
+        else frozenset(),
+    )
+    return rule if rule.roles or rule.members else AccessRule(roles=frozenset({"owner"}))

@@ -1,0 +1,1 @@
+"""The models: the replicated state machines of items."""

@@ -1,0 +1,240 @@
+"""The one place that imports loro: a document of it, with its calls typed and its errors made ours.
+
+Loro raises bare BaseExceptions, and its panics leave a document unusable. Here the first become a `UsageError` (a local
+edit that makes no sense) or an `OperationRefused` (an import that it took nothing of), the second a `ModelFailed`:
+the item is then rebuilt from its operations.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, NoReturn, Self, TypeVar
+
+import loro
+
+from echostore.kernel.errors import Corrupt, ModelFailed, UsageError
+from echostore.kernel.models._delta import Drop, Insert, Keep, Step
+from echostore.kernel.models._loro_json import parse_changes, render_changes
+from echostore.kernel.models.base import OperationRefused
+from echostore.kernel.models.change_graph import Atom, Change, Move
+from echostore.kernel.reasons import Reason
+
+Version = loro.Frontiers
+"""A point in the history of a document."""
+
+ElementId = tuple[int, int]
+"""(writer, lamport) of the atom that inserted a list element."""
+
+Returned = TypeVar("Returned")
+
+
+class Element(NamedTuple):
+    """A list element: its text form, and the atom that put it where it is."""
+
+    text: str
+    atom: Atom
+
+
+def guarded(call: Callable[..., Returned], *arguments: Any) -> Returned:
+    """Call loro on behalf of this program's user: what it refuses is a UsageError."""
+    try:
+        return call(*arguments)
+    except BaseException as error:  # noqa: BLE001  # loro raises bare ones
+        raise_typed(error)
+
+
+def raise_typed(error: BaseException) -> NoReturn:
+    """Loro's complaint as one of ours; anything else goes on as it is."""
+    if _is_complaint(error) or isinstance(error, (OverflowError, TypeError, UnicodeEncodeError)):
+        raise UsageError(str(error).partition(" Position:")[0]) from None
+    if type(error).__name__ == "PanicException":
+        raise ModelFailed(f"loro failed: {error}", unchanged="The item's operations are kept.") from None
+    raise error
+
+
+def no_writer(*_: Any) -> NoReturn:
+    """What editing calls are bound to before `begin`."""
+    raise UsageError("no writer yet", next_step="Call begin(feed, generation) before the first edit.")
+
+
+class LoroDocument:
+    """A document with one root container, named by its container id."""
+
+    def __init__(self, container: str, doc: loro.LoroDoc | None = None) -> None:
+        self._container = container
+        self._doc = doc or loro.LoroDoc()  # type: ignore[no-untyped-call]
+        self._doc.config_default_text_style(loro.ExpandType.After)
+
+    # History
+
+    def import_changes(self, changes: Iterable[Change]) -> None:
+        """All of it or nothing: OperationRefused when loro finds a position or an element that can't be."""
+        try:
+            status = self._doc.import_json_updates(render_changes(self._container, changes))
+        except UnicodeEncodeError:
+            raise OperationRefused(Reason.MALFORMED, "text that is not Unicode") from None
+        except BaseException as error:  # noqa: BLE001  # loro raises bare ones
+            if _is_complaint(error):
+                raise OperationRefused(Reason.MALFORMED, str(error)) from None
+            raise_typed(error)
+        assert status.pending is None, f"{status.pending} waits for what the checks said was there"
+
+    def export_changes(self, writer: int, start: int, end: int) -> list[Change]:
+        """Atoms `start` to `end` of a writer, as canonical changes."""
+        if start >= end:
+            return []
+        span = loro.IdSpan(writer, loro.CounterSpan(start, end))
+        return parse_changes(writer, self._doc.export_json_in_id_span(span))
+
+    def ends(self) -> dict[int, int]:
+        """Every writer's counter after its last atom."""
+        return _ends(self._doc.oplog_vv)
+
+    def past(self, atoms: Iterable[Atom]) -> dict[int, int]:
+        """The ends of all writers as of these atoms, themselves included."""
+        version = self._doc.frontiers_to_vv(self.version(atoms))
+        assert version is not None, f"{atoms} are in the document"
+        return _ends(version)
+
+    def version(self, atoms: Iterable[Atom]) -> Version:
+        return loro.Frontiers.from_ids([loro.ID(writer, counter) for writer, counter in atoms])
+
+    def version_of_ends(self, ends: dict[int, int]) -> Version:
+        vector = loro.VersionVector()  # type: ignore[no-untyped-call]
+        for writer, end in ends.items():
+            if end:
+                vector.set_last(loro.ID(writer, end - 1))
+        return self._doc.vv_to_frontiers(vector)
+
+    def latest(self) -> Version:
+        self._doc.commit()
+        return self._doc.oplog_frontiers
+
+    def at(self, version: Version) -> "LoroDocument":
+        """A copy that ends at `version`."""
+        return LoroDocument(self._container, self._doc.fork_at(version))
+
+    def native(self) -> bytes:
+        return bytes(self._doc.export(loro.ExportMode.Snapshot()))
+
+    @classmethod
+    def from_native(cls, container: str, data: bytes) -> Self:
+        document = cls(container)
+        try:
+            document._doc.import_(data)
+        except BaseException as error:  # noqa: BLE001  # loro raises bare ones
+            if _is_complaint(error):
+                raise Corrupt(f"a cached document can't be opened: {error}") from None
+            raise_typed(error)
+        return document
+
+    # The writer
+
+    def write_as(self, writer: int) -> None:
+        self._doc.peer_id = writer
+
+    def commit(self) -> None:
+        self._doc.commit()
+
+    def made(self, writer: int) -> int:
+        """The counter after the last committed atom of a writer."""
+        last = self._doc.oplog_vv.get_last(writer)
+        return 0 if last is None else last + 1
+
+    def has_uncommitted_edits(self) -> bool:
+        return self._doc.get_pending_txn_len() > 0
+
+    # Containers. Models keep them and bind their methods: an edit costs one Python call more than in bare loro.
+
+    def text(self, root: str) -> loro.LoroText:
+        return self._doc.get_text(root)
+
+    def movable_list(self, root: str) -> loro.LoroMovableList:
+        return self._doc.get_movable_list(root)
+
+    # Text
+
+    def text_delta(self, before: Version, after: Version) -> list[Step]:
+        """What leads from one version of the text to another."""
+        for _, diff in guarded(self._doc.diff, before, after).get_diff():
+            assert isinstance(diff, loro.Diff.Text), diff
+            return [_step(step) for step in diff.diff]
+        return []
+
+    # List
+
+    def elements(self, root: str, version: Version) -> dict[ElementId, Element]:
+        """The elements of the list in a version, in order, by an identity that moves and sets leave alone."""
+        elements = self.at(version).movable_list(root)
+        found = {}
+        for index in range(len(elements)):
+            cursor = elements.get_cursor(index, loro.Side.Middle)
+            assert cursor is not None, index
+            assert cursor.id is not None, index
+            atom = (cursor.id.peer, cursor.id.counter)
+            found[self._element_id(atom)] = Element(element_at(elements, index), atom)
+        return found
+
+    def _element_id(self, atom: Atom) -> ElementId:
+        """Of the element that was inserted or last moved by `atom`."""
+        writer, counter = atom
+        (change,) = self.export_changes(writer, counter, counter + 1)
+        (run,) = change.runs
+        if isinstance(run, Move):
+            return run.writer, run.lamport
+        made = self._doc.get_change(loro.ID(writer, counter))
+        assert made is not None, atom
+        return writer, made.lamport + counter - made.id.counter
+
+    # Cursors
+
+    def cursor(self, container: loro.LoroText | loro.LoroMovableList, position: int, *, at_end: bool) -> bytes:
+        cursor = guarded(container.get_cursor, position, loro.Side.Right if at_end else loro.Side.Middle)
+        assert cursor is not None, position
+        return cursor.encode()
+
+    def cursor_position(self, cursor: bytes) -> int:
+        """UsageError when the bytes are no cursor, or its element is gone without a trace."""
+        return guarded(self._doc.get_cursor_pos, guarded(loro.Cursor.decode, cursor)).current.pos
+
+
+def text_steps(text: loro.LoroText) -> list[Step]:
+    """The whole text, as the delta that makes it."""
+    return [_step(step) for step in text.to_delta()]
+
+
+def apply_text_steps(text: loro.LoroText, steps: Iterable[Step]) -> None:
+    guarded(text.apply_delta, [_loro_step(step) for step in steps])
+
+
+def element_at(elements: loro.LoroMovableList, index: int) -> str:
+    """The text form of an element; IndexError where there is none."""
+    found = elements.get(index)
+    if found is None:
+        raise IndexError(index)
+    value = found.value  # type: ignore[attr-defined]  # an element is never a container: imports are checked
+    assert isinstance(value, str), value
+    return value
+
+
+def _is_complaint(error: BaseException) -> bool:
+    return type(error) is BaseException
+
+
+def _ends(vector: loro.VersionVector) -> dict[int, int]:
+    return {writer: end for writer, (_, end) in vector.to_spans().inner().items() if end}
+
+
+def _step(step: loro.TextDelta) -> Step:
+    if isinstance(step, loro.TextDelta.Insert):
+        return Insert(step.insert, step.attributes)  # type: ignore[arg-type]  # marks hold scalars only
+    if isinstance(step, loro.TextDelta.Delete):
+        return Drop(step.delete)
+    assert isinstance(step, loro.TextDelta.Retain), step
+    return Keep(step.retain, step.attributes)  # type: ignore[arg-type]
+
+
+def _loro_step(step: Step) -> loro.TextDelta:
+    if isinstance(step, Insert):
+        return loro.TextDelta.Insert(step.text, step.marks)
+    if isinstance(step, Drop):
+        return loro.TextDelta.Delete(step.length)
+    return loro.TextDelta.Retain(step.length, step.marks)

@@ -1,0 +1,453 @@
+"""What text and list have in common: a loro document, operations that are checked before they enter it, canonical state.
+
+    local edits  -> loro document -> seal()  -> operation (canonical changes)
+    operation    -> check, then import -> loro document -> changes() -> canonical state
+
+An operation names its changes in our own terms (`change_graph`), never in loro's binary form. Before any of it reaches
+the document it is checked (numbered, so that tests can cite them):
+
+    L1  every change is by the writer id of (feed, item, generation): FORGED_WRITER;
+    L2  counters continue exactly where that writer left off; lower ones would re-issue atoms (FORGED_WRITER), higher
+        ones build on an operation that never came in (BUILDS_ON_EXCLUDED);
+    L3  every dependency is in the document (BUILDS_ON_EXCLUDED), and together they are the smallest set that says the
+        same (MALFORMED), so that there is one way to write a history;
+    L4  runs are of this model's kinds, within range, and delete only what their writer had seen (MALFORMED).
+
+Each depends on the operation and its causal past alone, so every replica answers alike in every order. Loro then checks
+positions and element ids and takes all of an import or nothing. Where it panics instead (lies about the ends of marks
+make it), the document is lost and built again from a journal, and the operation is refused like any other.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
+
+from echostore.kernel.errors import Corrupt, ModelFailed
+from echostore.kernel.ids import FeedId, ItemId, Stamp
+from echostore.kernel.limits import KEY_CHARACTERS_MAX
+from echostore.kernel.models._loro import LoroDocument, Version
+from echostore.kernel.models.base import OperationRefused
+from echostore.kernel.models.change_graph import (
+    COUNTER_END_MAX,
+    Atom,
+    Change,
+    ChangeGraph,
+    Delete,
+    InsertElements,
+    InsertText,
+    Mark,
+    Move,
+    Run,
+    SetElement,
+    atom_count,
+)
+from echostore.kernel.reasons import Reason
+
+GENERATION_MAX = (1 << 32) - 1
+VIEWS_MAX = 256
+"""Writers whose view is remembered; a view is as large as the number of writers. The others are asked from loro."""
+
+JOURNAL_RUNS_MIN = 256
+JOURNAL_SHARE = 64
+"""A new base is taken when the journal has more runs than the first, and than a share of all atoms: so taking one, which
+costs as much as the document is large, stays below 2 us for each operation."""
+
+_WRITER_DOMAIN = b"echostore/writer/1"
+_NO_WRITER = (1 << 64) - 1
+"""Loro keeps the highest id for elements it does not know."""
+
+
+def writer_id(feed: FeedId, item: ItemId, generation: int) -> int:
+    """Who a feed is inside the document of an item."""
+    digest = hashlib.sha256(_WRITER_DOMAIN + feed + item + generation.to_bytes(4, "big")).digest()
+    writer = int.from_bytes(digest[:8], "big")
+    return writer if writer != _NO_WRITER else _NO_WRITER - 1
+
+
+class _NeedsImport(Exception):
+    """A question about the causal graph that loro can answer only after the batch so far has been imported."""
+
+
+class SharedSequence:
+    """A model whose state is a sequence in a loro document. Subclasses give the container, the kinds of runs and the editing calls."""
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    edits_in_place: ClassVar[bool] = True
+    """Local edits are in the state before they are sealed, so own operations are not applied again."""
+    _container: ClassVar[str]
+    _run_kinds: ClassVar[frozenset[type]]
+
+    def __init__(self, item: ItemId, document: LoroDocument | None = None, base: bytes | None = None) -> None:
+        self.item = item
+        self._document = document or LoroDocument(self._container)
+        self._base = base  # the document before the journal
+        self._journal: list[Change] = []  # what has come in since
+        self._journal_runs = 0
+        self._journal_runs_max = JOURNAL_RUNS_MIN
+        self._ends: dict[int, int] = (
+            self._document.ends() if document else {}
+        )  # writer -> counter after its last sealed or applied atom
+        self._views: dict[int, dict[int, int]] = {}  # writer -> ends of the others as it last saw them
+        self._view_starts: dict[int, int] = {}  # writer -> first of its atoms that has this view
+        self._writer_ids: dict[tuple[FeedId, int], int] = {}
+        self._writer: int | None = None
+        self._generation = 0
+        self._open()
+
+    # Local edits
+
+    def begin(self, feed: FeedId, generation: int = 0) -> None:
+        """Edits from now on are made by this feed. Saying so again costs nothing."""
+        writer = self._writer_id(feed, generation)
+        if writer == self._writer:
+            return
+        assert not self.has_open_edits, f"seal the edits of writer {self._writer} first"
+        self._writer = writer
+        self._generation = generation
+        self._document.write_as(self._writer)
+        self._bind()
+
+    @property
+    def has_open_edits(self) -> bool:
+        if self._writer is None:
+            return False
+        return self._document.has_uncommitted_edits() or self._document.made(self._writer) > self._sealed()
+
+    def seal(self) -> Any:
+        """The edits since the last seal as one operation, or None. It is part of the state already."""
+        if self._writer is None:
+            return None
+        self._document.commit()
+        start, end = self._sealed(), self._document.made(self._writer)
+        if start == end:
+            return None
+        update = tuple(self._document.export_changes(self._writer, start, end))
+        for change in update:
+            self._note(change)
+        self._record(update)
+        return self._operation(update, self._generation)
+
+    # Operations
+
+    def apply(self, operation: Any, stamp: Stamp, time_ms: int) -> None:
+        """Fold in one operation of another replica, or of this one's past."""
+        changes = self._checked(operation, stamp.feed, graph_is_current=True)
+        self._enter(changes)
+        for change in changes:
+            self._note(change)
+
+    def apply_many(self, operations: Sequence[tuple[Any, Stamp, int]]) -> list[OperationRefused | None]:
+        """The same as `apply` on each, with the outcome of each; loro imports in one go, which is much faster."""
+        outcomes: list[OperationRefused | None] = [None] * len(operations)
+        waiting: list[int] = []  # checked, not imported
+        changes: list[Change] = []
+        ends = dict(self._ends)
+
+        def flush() -> None:
+            nonlocal ends
+            try:
+                self._enter(changes)
+            except OperationRefused:
+                # One of them is bad inside: start again from before the batch, one by one.
+                self._ends = ends
+                self._views.clear()
+                for index in waiting:
+                    outcomes[index] = self._outcome(operations[index])
+            ends = dict(self._ends)
+            waiting.clear()
+            changes.clear()
+
+        for index, (operation, stamp, _) in enumerate(operations):
+            try:
+                try:
+                    checked = self._checked(operation, stamp.feed, graph_is_current=not waiting)
+                except _NeedsImport:
+                    flush()
+                    checked = self._checked(operation, stamp.feed, graph_is_current=True)
+            except OperationRefused as refused:
+                outcomes[index] = refused
+                continue
+            for change in checked:
+                self._note(change)
+            waiting.append(index)
+            changes.extend(checked)
+        if waiting:
+            flush()
+        return outcomes
+
+    # State
+
+    def changes(self) -> ChangeGraph:
+        """The canonical state: what has been sealed or applied, without open edits."""
+        return tuple(
+            change
+            for writer in sorted(self._ends)
+            for change in self._document.export_changes(writer, 0, self._ends[writer])
+        )
+
+    @classmethod
+    def from_changes(cls, item: ItemId, changes: ChangeGraph) -> Self:
+        """A model in that state. The writers in it are taken on trust: who may have written is long decided."""
+        document = LoroDocument(cls._container)
+        try:
+            document.import_changes(changes)
+        except OperationRefused as refused:
+            raise Corrupt(f"the state of a {cls.name} can't be restored: {refused.detail}") from None
+        model = cls(item, document)
+        model._record(changes)
+        return model
+
+    def native(self) -> bytes:
+        """Loro's own snapshot, for opening fast from a cache. It differs between replicas: never address it."""
+        assert not self.has_open_edits, "seal before caching"
+        return self._document.native()
+
+    @classmethod
+    def from_native(cls, item: ItemId, data: bytes) -> Self:
+        return cls(item, LoroDocument.from_native(cls._container, data), data)
+
+    # For subclasses
+
+    def _open(self) -> None:
+        """Take hold of the container of `_document`: a new one, after `__init__` and after a loss."""
+        raise NotImplementedError
+
+    def _bind(self) -> None:
+        """A writer is known, or the container is new: from now on edits go to it."""
+        raise NotImplementedError
+
+    def _operation(self, update: ChangeGraph, generation: int) -> Any:
+        raise NotImplementedError
+
+    def _version_without(self, change: Change) -> Version:
+        """The greatest version that holds nothing of `change` and nothing made after it."""
+        seen = self._document.past(change.frontier())
+        later = [
+            candidate
+            for writer, end in self._ends.items()
+            for candidate in self._document.export_changes(writer, seen.get(writer, 0), end)
+        ]
+        first = {change.writer: change.counter}  # writer -> its first atom that knows the change
+        grown = True
+        while grown:
+            grown = False
+            for candidate in later:
+                known = first.get(candidate.writer, COUNTER_END_MAX)
+                if candidate.counter < known and any(
+                    counter >= first.get(writer, COUNTER_END_MAX) for writer, counter in candidate.dependencies
+                ):
+                    first[candidate.writer] = candidate.counter
+                    grown = True
+        return self._document.version_of_ends(
+            {writer: min(end, first.get(writer, end)) for writer, end in self._ends.items()}
+        )
+
+    # Checks
+
+    def _checked(self, operation: Any, feed: FeedId, *, graph_is_current: bool) -> ChangeGraph:
+        """The changes of an operation that may come in. Notes nothing."""
+        changes: ChangeGraph = operation.update
+        if not changes:
+            raise OperationRefused(Reason.MALFORMED, "no changes")
+        writer = self._writer_id(feed, operation.generation)
+        assert writer != self._writer or not self.has_open_edits, "open edits would take the counters of this operation"
+        counter = self._ends.get(writer, 0)
+        if changes[0].counter > counter and changes[0].writer == writer:
+            raise OperationRefused(Reason.BUILDS_ON_EXCLUDED, f"the writer's atom {counter} is missing")
+        view: dict[int, int] | None = None
+        for change in changes:
+            if change.writer != writer:
+                raise OperationRefused(Reason.FORGED_WRITER, f"a change by {change.writer:016x}, not {writer:016x}")
+            if change.counter < counter:
+                raise OperationRefused(Reason.FORGED_WRITER, f"atom {change.counter} was made before")
+            if change.counter != counter:
+                raise OperationRefused(Reason.MALFORMED, "changes with a gap")
+            if change.dependencies:
+                if view is None:
+                    view = self._view(writer, graph_is_current)
+                view = self._checked_dependencies(change, view, graph_is_current)
+            elif change.after_own != (counter > 0):
+                raise OperationRefused(Reason.MALFORMED, "a change without its predecessor")
+            if not change.runs:
+                raise OperationRefused(Reason.MALFORMED, "an empty change")
+            for run in change.runs:
+                if isinstance(run, Delete) and run.writer != writer and view is None:
+                    view = self._view(writer, graph_is_current)
+                self._check_run(run, writer, counter, view)
+                counter += atom_count(run)
+        if counter > COUNTER_END_MAX:
+            raise OperationRefused(Reason.MALFORMED, "too many atoms")
+        return changes
+
+    def _checked_dependencies(self, change: Change, view: dict[int, int], graph_is_current: bool) -> dict[int, int]:
+        """L3; what the writer has seen from this change on."""
+        writer, counter = change.writer, change.counter
+        pasts = []
+        for atom in change.dependencies:
+            if atom[0] == writer or atom[1] < 0:
+                raise OperationRefused(Reason.MALFORMED, "a change that names itself as foreign")
+            if atom[1] >= self._ends.get(atom[0], 0):
+                raise OperationRefused(Reason.BUILDS_ON_EXCLUDED, f"atom {atom[1]} of {atom[0]:016x} is missing")
+            pasts.append(self._past(atom, graph_is_current))
+        own_is_past = any(past.get(writer, 0) >= counter for past in pasts)
+        if change.after_own != (counter > 0 and not own_is_past):
+            raise OperationRefused(Reason.MALFORMED, "the writer's own predecessor is said twice or not at all")
+        for index, (other, last) in enumerate(change.dependencies):
+            if view.get(other, 0) > last:
+                raise OperationRefused(Reason.MALFORMED, "a dependency that the writer had already")
+            for position, past in enumerate(pasts):
+                if position != index and past.get(other, 0) > last:
+                    raise OperationRefused(Reason.MALFORMED, "a dependency that another one includes")
+        merged = dict(view)
+        for past in pasts:
+            for other, end in past.items():
+                if end > merged.get(other, 0):
+                    merged[other] = end
+        return merged
+
+    def _check_run(self, run: Run, writer: int, counter: int, view: dict[int, int] | None) -> None:
+        """L4. `view` is there whenever a run refers to another writer's atoms."""
+        if type(run) not in self._run_kinds:
+            raise OperationRefused(Reason.MALFORMED, f"a {type(run).__name__} in a {self.name}")
+        if isinstance(run, InsertText):
+            fits = bool(run.text) and 0 <= run.position <= COUNTER_END_MAX
+        elif isinstance(run, InsertElements):
+            fits = bool(run.elements) and 0 <= run.position <= COUNTER_END_MAX
+        elif isinstance(run, Delete):
+            seen = counter if run.writer == writer else (view or {}).get(run.writer, 0)
+            size = abs(run.length)
+            room = run.position + 1 if run.length < 0 else COUNTER_END_MAX - run.position
+            fits = 0 < size <= room and run.position >= 0 and 0 <= run.counter <= seen - size
+        elif isinstance(run, Mark):
+            fits = 0 <= run.start < run.end <= COUNTER_END_MAX and 0 < len(run.key) <= KEY_CHARACTERS_MAX
+        elif isinstance(run, Move):
+            fits = (
+                0 <= run.source <= COUNTER_END_MAX and 0 <= run.target <= COUNTER_END_MAX and _is_lamport(run.lamport)
+            )
+        else:
+            assert isinstance(run, SetElement)
+            fits = _is_lamport(run.lamport)
+        if not fits:
+            raise OperationRefused(Reason.MALFORMED, f"a {type(run).__name__} out of range")
+
+    # The causal past, from memory where the newest is asked for, from loro otherwise
+
+    def _view(self, writer: int, graph_is_current: bool) -> dict[int, int]:
+        """The ends of other writers as this one saw them when it made its last atom."""
+        view = self._views.get(writer)
+        if view is not None:
+            return view
+        end = self._ends.get(writer, 0)
+        if end == 0:
+            return {}
+        view = self._past_from_graph((writer, end - 1), graph_is_current)
+        del view[writer]
+        self._remember(writer, view, end - 1)
+        return view
+
+    def _past(self, atom: Atom, graph_is_current: bool) -> dict[int, int]:
+        """Ends of all writers as of an atom, itself included."""
+        writer, counter = atom
+        view = self._views.get(writer)
+        if view is None or counter < self._view_starts[writer]:
+            return self._past_from_graph(atom, graph_is_current)
+        past = dict(view)
+        past[writer] = counter + 1
+        return past
+
+    def _past_from_graph(self, atom: Atom, graph_is_current: bool) -> dict[int, int]:
+        if not graph_is_current:
+            raise _NeedsImport
+        return self._document.past([atom])
+
+    def _note(self, change: Change) -> None:
+        """The change is in; its dependencies have been checked."""
+        writer = change.writer
+        if change.counter == 0 and not change.dependencies:
+            self._remember(writer, {}, 0)
+        elif change.dependencies:
+            view = self._views.get(writer)
+            if view is None and change.counter > 0:
+                pass  # not remembered: it will be asked from the graph when somebody needs it
+            elif all(
+                other in self._views and counter >= self._view_starts[other] for other, counter in change.dependencies
+            ):
+                merged = dict(view or {})
+                for atom in change.dependencies:
+                    for other, end in self._past(atom, False).items():
+                        if other != writer and end > merged.get(other, 0):
+                            merged[other] = end
+                self._remember(writer, merged, change.counter)
+            else:
+                self._views.pop(writer, None)
+        self._ends[writer] = change.counter_end
+
+    def _remember(self, writer: int, view: dict[int, int], start: int) -> None:
+        if len(self._views) >= VIEWS_MAX and writer not in self._views:
+            self._views.clear()
+        self._views[writer] = view
+        self._view_starts[writer] = start
+
+    # The document and its journal
+
+    def _enter(self, changes: Sequence[Change]) -> None:
+        """Import all of it or nothing, even if it breaks loro."""
+        open_edits = self._open_edits()
+        try:
+            self._document.import_changes(changes)
+        except ModelFailed as failure:
+            self._rebuild(open_edits)
+            raise OperationRefused(Reason.MODEL_FAILED, failure.what) from None
+        self._record(changes)
+
+    def _open_edits(self) -> list[Change]:
+        """What the current writer has not sealed. An import commits it, so it is committed here."""
+        if self._writer is None or not self.has_open_edits:
+            return []
+        self._document.commit()
+        return self._document.export_changes(self._writer, self._sealed(), self._document.made(self._writer))
+
+    def _record(self, changes: Sequence[Change]) -> None:
+        self._journal.extend(changes)
+        self._journal_runs += sum(len(change.runs) for change in changes)
+        if self._journal_runs > self._journal_runs_max:
+            self._base = self._document.native()
+            self._journal.clear()
+            self._journal_runs = 0
+            self._journal_runs_max = max(JOURNAL_RUNS_MIN, sum(self._ends.values()) // JOURNAL_SHARE)
+
+    def _rebuild(self, open_edits: list[Change]) -> None:
+        """The document as it was: every step of it has been through loro before."""
+        document = LoroDocument(self._container)
+        if self._base is not None:
+            document = LoroDocument.from_native(self._container, self._base)
+        document.import_changes([*self._journal, *open_edits])
+        self._document = document
+        self._open()
+        if self._writer is not None:
+            document.write_as(self._writer)
+            self._bind()
+
+    def _outcome(self, entry: tuple[Any, Stamp, int]) -> OperationRefused | None:
+        try:
+            self.apply(*entry)
+        except OperationRefused as refused:
+            return refused
+        return None
+
+    def _sealed(self) -> int:
+        return self._ends.get(self._writer, 0) if self._writer is not None else 0
+
+    def _writer_id(self, feed: FeedId, generation: int) -> int:
+        key = (feed, generation)
+        writer = self._writer_ids.get(key)
+        if writer is None:
+            if not 0 <= generation <= GENERATION_MAX:
+                raise OperationRefused(Reason.MALFORMED, f"generation {generation}")
+            writer = self._writer_ids[key] = writer_id(feed, self.item, generation)
+        return writer
+
+
+def _is_lamport(number: int) -> bool:
+    return 0 <= number <= COUNTER_END_MAX

@@ -1,0 +1,41 @@
+"""What a model is: the replicated state machine of one item.
+
+A model folds operations into state. Its laws, property-tested for every model:
+
+    M1  the snapshot depends on the set of operations since the base epoch, not on arrival order or grouping, as long
+        as each feed's operations arrive in feed order and causes before effects;
+    M2  restore(snapshot(s)) continues exactly as s would;
+    M3  no clock, randomness or I/O.
+
+Models work on kernel values. How operations and states become bytes is the business of `echostore.wire.models`: each
+model there has a codec. A model of an application's own has bytes for operations and is folded by `OrderedFold`.
+"""
+
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+from echostore.kernel.ids import ItemId, Stamp
+from echostore.kernel.reasons import Reason
+
+
+class OperationRefused(Exception):
+    """An operation that this item's state or rules refuse; it is quarantined alone, with the reason."""
+
+    def __init__(self, reason: Reason, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else str(reason))
+        self.reason = reason
+        self.detail = detail
+
+
+@runtime_checkable
+class Model(Protocol):
+    """The state machine of one item. `value()` is what queries, diffs and people see."""
+
+    name: ClassVar[str]
+    version: ClassVar[int]
+    item: ItemId
+
+    def apply(self, operation: Any, stamp: Stamp, time_ms: int) -> None:
+        """Fold in one operation; raise OperationRefused (state untouched) when it can't be."""
+
+    def value(self) -> Any:
+        """The state as plain values, equal exactly when a reader could not tell two states apart."""

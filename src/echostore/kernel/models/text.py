@@ -1,0 +1,159 @@
+"""ConcurrentText: plain and marked text that several writers edit at once.
+
+All positions count Unicode code points. A mark grows with text typed at its end. Cursors are bytes that keep their
+place while the text changes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from echostore.kernel.errors import UsageError
+from echostore.kernel.limits import KEY_CHARACTERS_MAX
+from echostore.kernel.models._delta import Insert, Marks, carry_over, without_dropped_by_others
+from echostore.kernel.models._loro import (
+    apply_text_steps,
+    guarded,
+    no_writer,
+    raise_typed,
+    text_steps,
+)
+from echostore.kernel.models._shared_sequence import SharedSequence
+from echostore.kernel.models.change_graph import Change, ChangeGraph, Delete, InsertText, Mark, MarkValue
+from echostore.kernel.values import INT_MAX, INT_MIN
+
+_ROOT = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class TextOperation:
+    """What one writer did to the text between two seals."""
+
+    update: ChangeGraph
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextRun:
+    """A stretch of text under the same marks."""
+
+    text: str
+    marks: Marks
+
+
+class ConcurrentText(SharedSequence):
+    name: ClassVar[str] = "text"
+    version: ClassVar[int] = 1
+    _container: ClassVar[str] = f"cid:root-{_ROOT}:Text"
+    _run_kinds: ClassVar[frozenset[type]] = frozenset({InsertText, Delete, Mark})
+
+    def value(self) -> str:
+        return self._text.to_string()
+
+    def __str__(self) -> str:
+        return self._text.to_string()
+
+    def __len__(self) -> int:
+        return self._text.len_unicode
+
+    def to_delta(self) -> list[TextRun]:
+        """The text with its marks, as runs."""
+        return [
+            TextRun(step.text, dict(step.marks or {})) for step in text_steps(self._text) if isinstance(step, Insert)
+        ]
+
+    # Edits
+
+    def insert(self, position: int, text: str) -> None:
+        try:
+            self._insert(position, text)
+        except BaseException as error:  # noqa: BLE001  # loro raises bare ones
+            raise_typed(error)
+
+    def delete(self, position: int, length: int) -> None:
+        try:
+            self._delete(position, length)
+        except BaseException as error:  # noqa: BLE001  # loro raises bare ones
+            raise_typed(error)
+
+    def splice(self, position: int, length: int, text: str) -> None:
+        """Replace `length` characters."""
+        if position < 0 or length < 0 or position + length > len(self):
+            raise UsageError(f"no characters {position} to {position + length} in a text of {len(self)}")
+        if length:
+            self.delete(position, length)
+        if text:
+            self.insert(position, text)
+
+    def append(self, text: str) -> None:
+        self.insert(self._text.len_unicode, text)
+
+    def mark(self, start: int, end: int, key: str, value: MarkValue = True) -> None:
+        """Put a mark on [start, end)."""
+        self._check_writer()
+        if not key or len(key) > KEY_CHARACTERS_MAX:
+            raise UsageError(f"the key of a mark has 1 to {KEY_CHARACTERS_MAX} characters, got {len(key)}")
+        if not (
+            value is None or isinstance(value, (bool, str)) or (type(value) is int and INT_MIN <= value <= INT_MAX)
+        ):
+            raise UsageError(f"a mark holds text, a whole number, a truth value or nothing, not {value!r}")
+        guarded(self._text.mark, start, end, key, value)
+
+    def unmark(self, start: int, end: int, key: str) -> None:
+        self._check_writer()
+        guarded(self._text.unmark, start, end, key)
+
+    # Cursors
+
+    def cursor(self, position: int) -> bytes:
+        """A place that stays before the character now at `position`, or at the end."""
+        if not 0 <= position <= len(self):
+            raise UsageError(f"no position {position} in a text of {len(self)}")
+        return self._document.cursor(self._text, position, at_end=position == len(self))
+
+    def cursor_position(self, cursor: bytes) -> int:
+        return self._document.cursor_position(cursor)
+
+    # Undo
+
+    def undo_operation(self, operation: TextOperation) -> None:
+        """Take back what an operation of this item did, as new edits that the caller seals.
+
+        What it inserted and is still there goes, what it deleted and nobody else deleted comes back; everything that
+        others did stays. Undoing the undo's operation is the redo.
+        """
+        self._check_writer()
+        for change in reversed(operation.update):
+            self._undo_change(change)
+
+    def _undo_change(self, change: Change) -> None:
+        document = self._document
+        current = document.latest()
+        before = document.version(change.frontier())
+        after = document.version([(change.writer, change.counter_end - 1)])
+        inverse = without_dropped_by_others(
+            document.text_delta(after, before),
+            document.text_delta(before, after),
+            document.text_delta(before, self._version_without(change)),
+        )
+        edits = carry_over(inverse, document.text_delta(after, current))
+        if edits:
+            apply_text_steps(self._text, edits)
+
+    # The writer
+
+    def _open(self) -> None:
+        self._text = self._document.text(_ROOT)
+        self._insert: Callable[[int, str], None] = no_writer
+        self._delete: Callable[[int, int], None] = no_writer
+
+    def _bind(self) -> None:
+        self._insert = self._text.insert
+        self._delete = self._text.delete
+
+    def _check_writer(self) -> None:
+        if self._writer is None:
+            no_writer()
+
+    def _operation(self, update: ChangeGraph, generation: int) -> TextOperation:
+        return TextOperation(update, generation)

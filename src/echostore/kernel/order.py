@@ -1,0 +1,302 @@
+"""Causal delivery and the depth check: turns held blocks into an order in which causes come before effects.
+
+    held blocks of many feeds            the orderer                     delivered, causally
+    a: a0 a1 a2 ...                  one cursor per feed           a0 b0 a1 b1 c0 ...
+    b: b0 b1 ...                     a block waits for the ONE
+    c: c0 ...                        dependency it lacks
+
+Rules
+    O1  A block is delivered after its predecessor and after every block its timeframe change names.
+    O2  A dependency is met only by a block with the same link prefix: content, not just place.
+    O3  depth = 1 + the greatest depth among dependencies and predecessor, and each named depth is the real one.
+        Checked against direct dependencies only; by induction it holds for the whole history.
+    O4  A timeframe never goes backwards and never changes branch of a forked feed.
+    O5  A block that breaks O3 or O4 or can't be decoded ends its feed just before it, on every peer.
+    O6  Control messages depend on control feeds alone.
+    O7  Feeds never block each other except through real dependencies; one delivery costs O(1) amortised plus its
+        dependencies; what waits is one cursor per feed, never a queue of blocks (blocks wait on disk).
+    O8  Below the base epoch's cut a dependency is checked by the bound depth <= depth(cut) - (cut seq - seq) alone,
+        by every peer, whether it still has the block or not.
+
+Both branches of a forked feed are followed (a dependency on either must be met with its depth), the second as an
+extra cursor whose blocks are never delivered. What is excluded from the state is not decided here.
+
+The state is derived: `FeedCursor` values can be rebuilt from the stores at any time.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from echostore.kernel.ids import NO_LINK, FeedId, FeedKey, Link, feed_id
+from echostore.kernel.limits import DEPTH_MAX
+from echostore.kernel.reasons import Reason
+from echostore.kernel.timeframe import Dependency
+
+MARKS_MAX = 4096
+"""Recent (link, depth) pairs kept per feed: dependencies nearly always name recent blocks; older ones are looked up."""
+
+CONTROL, DATA = "control", "data"
+
+
+class Envelope(NamedTuple):
+    """What ordering needs of a message; the body is opaque here."""
+
+    dependencies: tuple[Dependency, ...]
+    depth: int
+    body: Any
+
+
+class Held(NamedTuple):
+    """A held block as the orderer reads it: its link, and its envelope or why it has none."""
+
+    link: Link
+    envelope: Envelope | Reason
+
+
+class Mark(NamedTuple):
+    """Content and depth of one block."""
+
+    link: Link
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Where a base epoch ends in one feed."""
+
+    length: int
+    link: Link
+    depth: int
+
+
+@dataclass(slots=True)
+class FeedCursor:
+    """How far one feed (or one branch of a forked one) has come. `length` blocks are processed, `held` are on disk."""
+
+    key: FeedKey
+    kind: str
+    length: int = 0
+    held: int = 0
+    link: Link = NO_LINK
+    depth: int = 0
+    asserted: dict[FeedId, Dependency] = field(default_factory=dict)
+    ended: Reason | None = None
+    """Why the block at `length` ended the feed."""
+    branch: int = 0
+    """0 is the branch that is delivered."""
+    waits_for: tuple[FeedId, int] | None = None
+    marks_start: int = 0
+    marks: list[Mark] = field(default_factory=list)
+
+    @property
+    def id(self) -> FeedId:
+        return feed_id(self.key)
+
+
+class Delivery(NamedTuple):
+    """One block in causal order."""
+
+    cursor: FeedCursor
+    seq: int
+    link: Link
+    envelope: Envelope
+
+
+class Ended(NamedTuple):
+    """A feed ended before `seq`: that block and all that follow are rejected."""
+
+    cursor: FeedCursor
+    seq: int
+    reason: Reason
+
+
+class Waits(NamedTuple):
+    """A feed's next block lacks a dependency."""
+
+    feed: FeedId
+    seq: int
+
+
+Fetch = Callable[[FeedCursor, int], Held]
+"""Reads the held block `seq` of a cursor's feed and branch."""
+
+Lookup = Callable[[FeedCursor, int], Mark]
+"""Content and depth of a processed block that is no longer among the marks."""
+
+
+class Orderer:
+    """Follows the feeds of one party. `fetch` and `lookup` are the ports to the store."""
+
+    def __init__(self, *, fetch: Fetch, lookup: Lookup, base: dict[FeedId, Cut] | None = None) -> None:
+        self._fetch = fetch
+        self._lookup = lookup
+        self._base = base or {}
+        self.cursors: dict[FeedId, FeedCursor] = {}
+        self.branches: dict[FeedId, list[FeedCursor]] = {}
+        """Further branches of forked feeds."""
+        self._waiters: dict[FeedId, list[tuple[int, FeedCursor]]] = {}
+
+    def add(self, cursor: FeedCursor) -> None:
+        """Follow a feed from where the cursor stands. Blocks that waited for an unknown feed are tried again."""
+        if cursor.branch == 0:
+            assert cursor.id not in self.cursors, cursor.key.hex()
+            self.cursors[cursor.id] = cursor
+        else:
+            self.branches.setdefault(cursor.id, []).append(cursor)
+
+    def waiting(self) -> Iterator[FeedCursor]:
+        """Cursors whose next held block lacks a dependency."""
+        for cursor in self._all():
+            if cursor.waits_for is not None:
+                yield cursor
+
+    def run(self, feeds: Iterable[FeedId]) -> Iterator[Delivery | Ended]:
+        """Deliver all that can be, starting with feeds that have grown or have just been added.
+
+        The caller may stop iterating between deliveries and run again later with the same feeds.
+        """
+        ready: deque[FeedCursor] = deque()
+        for feed in feeds:
+            if feed in self.cursors:
+                ready.append(self.cursors[feed])
+            ready.extend(self.branches.get(feed, ()))
+            ready.extend(self._wake(feed, None))
+        while ready:
+            cursor = ready.popleft()
+            while cursor.length < cursor.held and cursor.ended is None:
+                seq = cursor.length
+                held = self._fetch(cursor, seq)
+                verdict = self._check(cursor, held.envelope)
+                if verdict is None:
+                    assert isinstance(held.envelope, Envelope)
+                    self._advance(cursor, held.link, held.envelope)
+                    woken = self._wake(cursor.id, cursor.length)
+                    if cursor.branch == 0:
+                        yield Delivery(cursor, seq, held.link, held.envelope)
+                    ready.extend(woken)
+                elif isinstance(verdict, Waits):
+                    cursor.waits_for = (verdict.feed, verdict.seq)
+                    self._waiters.setdefault(verdict.feed, []).append((verdict.seq, cursor))
+                    break
+                else:
+                    cursor.ended = verdict
+                    if cursor.branch == 0:
+                        yield Ended(cursor, seq, verdict)
+
+    def advance_own(self, cursor: FeedCursor, link: Link, envelope: Envelope) -> None:
+        """Count a block that this device just wrote: it depends on nothing but what is processed."""
+        assert cursor.waits_for is None and cursor.ended is None, cursor
+        self._advance(cursor, link, envelope)
+
+    def mark(self, feed: FeedId, seq: int) -> Mark:
+        """Content and depth of a processed block of the delivered branch."""
+        return self._mark(self.cursors[feed], seq)
+
+    def met(self, dependency: Dependency) -> Mark | None:
+        """The processed block that a dependency names, on whichever branch."""
+        for cursor in self._of(dependency.feed):
+            if dependency.seq < cursor.length:
+                found = self._mark(cursor, dependency.seq)
+                if found.link.startswith(dependency.link_prefix):
+                    return found
+        return None
+
+    def _check(self, cursor: FeedCursor, envelope: Envelope | Reason) -> Reason | Waits | None:
+        """None when the block can be delivered now."""
+        if not isinstance(envelope, Envelope):
+            return envelope
+        deepest = cursor.depth
+        for dependency in envelope.dependencies:
+            feed = dependency.feed
+            known = cursor.asserted.get(feed)
+            if feed == cursor.id or (known is not None and dependency.seq <= known.seq):
+                return Reason.TIMEFRAME_BACKWARDS
+            target = self.cursors.get(feed)
+            if target is None:
+                return Waits(feed, dependency.seq)
+            if cursor.kind == CONTROL and target.kind != CONTROL:
+                return Reason.WRONG_KIND
+            verdict = self._check_dependency(dependency, target, known)
+            if verdict is not None:
+                return verdict
+            if dependency.depth > deepest:
+                deepest = dependency.depth
+        if envelope.depth != deepest + 1 or envelope.depth > DEPTH_MAX:
+            return Reason.LYING_DEPTH
+        return None
+
+    def _check_dependency(
+        self, dependency: Dependency, target: FeedCursor, known: Dependency | None
+    ) -> Reason | Waits | None:
+        cut = self._base.get(dependency.feed)
+        if cut is not None and dependency.seq < cut.length:
+            bound = cut.depth - (cut.length - 1 - dependency.seq)
+            return None if 0 < dependency.depth <= bound else Reason.LYING_DEPTH
+        index = dependency.seq - target.marks_start
+        if 0 <= index < len(target.marks):  # the common case, in line
+            mark: Mark | None = target.marks[index]
+            if not mark.link.startswith(dependency.link_prefix):  # type: ignore[union-attr]  # just assigned
+                mark = self.met(dependency)
+        else:
+            mark = self.met(dependency)
+        if mark is None:
+            return Waits(dependency.feed, dependency.seq)
+        if mark.depth != dependency.depth:
+            return Reason.LYING_DEPTH
+        if known is not None and dependency.feed in self.branches and not self._same_branch(known, dependency):
+            return Reason.TIMEFRAME_BRANCH
+        return None
+
+    def _same_branch(self, earlier: Dependency, later: Dependency) -> bool:
+        """Whether one branch of a forked feed contains both."""
+        for cursor in self._of(later.feed):
+            if later.seq < cursor.length and self._mark(cursor, later.seq).link.startswith(later.link_prefix):
+                return self._mark(cursor, earlier.seq).link.startswith(earlier.link_prefix)
+        return False
+
+    def _advance(self, cursor: FeedCursor, link: Link, envelope: Envelope) -> None:
+        cursor.length += 1
+        cursor.link = link
+        cursor.depth = envelope.depth
+        cursor.waits_for = None
+        for dependency in envelope.dependencies:
+            cursor.asserted[dependency.feed] = dependency
+        marks = cursor.marks
+        if not marks:
+            cursor.marks_start = cursor.length - 1
+        marks.append(Mark(link, envelope.depth))
+        if len(marks) > 2 * MARKS_MAX:
+            del marks[:MARKS_MAX]
+            cursor.marks_start += MARKS_MAX
+
+    def _wake(self, feed: FeedId, length: int | None) -> list[FeedCursor]:
+        """Cursors that waited for `feed` to reach below `length`; None wakes all of them."""
+        waiters = self._waiters.get(feed)
+        if not waiters:
+            return []
+        woken = [cursor for seq, cursor in waiters if length is None or seq < length]
+        if woken:
+            left = [] if length is None else [waiter for waiter in waiters if waiter[0] >= length]
+            if left:
+                self._waiters[feed] = left
+            else:
+                del self._waiters[feed]
+        return woken
+
+    def _mark(self, cursor: FeedCursor, seq: int) -> Mark:
+        index = seq - cursor.marks_start
+        if 0 <= index < len(cursor.marks):
+            return cursor.marks[index]
+        return self._lookup(cursor, seq)
+
+    def _of(self, feed: FeedId) -> Iterator[FeedCursor]:
+        if feed in self.cursors:
+            yield self.cursors[feed]
+        yield from self.branches.get(feed, ())
+
+    def _all(self) -> Iterator[FeedCursor]:
+        yield from self.cursors.values()
+        for branches in self.branches.values():
+            yield from branches

@@ -1,0 +1,213 @@
+"""The roster: members, devices, groups and the other things a party's credentials speak of, as people ask for them.
+
+Every function reads the ledger from the view of who has received everything. Lists are ascending by key, so that they
+are equal on every peer with equal credentials.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from echostore.kernel.ids import DeviceKey, IdentityKey, PartyKey, Stamp
+from echostore.kernel.party.credentials import (
+    AdoptLocal,
+    ChildParty,
+    DeviceAdmit,
+    EpochAttest,
+    EpochDispute,
+    EpochGenesis,
+    GroupAdmit,
+    Invitation,
+    MemberAdmit,
+    ModelPublish,
+    PartyGenesis,
+    Profile,
+    Role,
+)
+from echostore.kernel.party.ledger import EVERYTHING, Event, Ledger, seen, sees_all
+
+
+class Status(StrEnum):
+    ACTIVE = "active"
+    REMOVED = "removed"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    identity: IdentityKey
+    device: DeviceKey
+    name: str
+    revoked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """`role` is the effective one (None once removed), `direct` the one without groups."""
+
+    identity: IdentityKey
+    role: Role | None
+    direct: Role | None
+    groups: tuple[IdentityKey, ...]
+    name: str
+    devices: tuple[Device, ...]
+    status: Status
+    creator: bool
+    seniority: Stamp
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """`role` is None once the group is removed; then it has no members."""
+
+    group: IdentityKey
+    name: str
+    role: Role | None
+    members: tuple[IdentityKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenInvitation:
+    invitation: Invitation
+    issuer: IdentityKey
+    cancelled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EpochAct:
+    """An epoch credential with who wrote it where: the input of the agreement on epochs."""
+
+    act: EpochGenesis | EpochAttest | EpochDispute
+    hash: bytes
+    identity: IdentityKey
+    device: DeviceKey
+    stamp: Stamp
+
+
+def members(ledger: Ledger) -> tuple[Member, ...]:
+    found: dict[IdentityKey, list[Device]] = {identity: [] for identity in ledger.seniority}
+    for device in devices(ledger):
+        if device.identity in found:
+            found[device.identity].append(device)
+    admitted = groups(ledger)
+    return tuple(_member(ledger, identity, tuple(found[identity]), admitted) for identity in sorted(found))
+
+
+def _member(ledger: Ledger, identity: IdentityKey, owned: tuple[Device, ...], admitted: tuple[Group, ...]) -> Member:
+    role = ledger.role(identity, EVERYTHING)
+    return Member(
+        identity=identity,
+        role=role,
+        direct=ledger.subject_role(identity, EVERYTHING),
+        groups=tuple(group.group for group in admitted if identity in group.members),
+        name=_name(ledger, identity),
+        devices=owned,
+        status=Status.REMOVED if role is None else Status.ACTIVE,
+        creator=identity == ledger.creator,
+        seniority=ledger.seniority[identity],
+    )
+
+
+def _name(ledger: Ledger, identity: IdentityKey) -> str:
+    profile = ledger.profiles.get(identity)
+    said = profile.claim.assertion if profile is not None and profile.claim is not None else None
+    if isinstance(said, Profile) and said.display_name:
+        return said.display_name
+    for admission in reversed(in_order(ledger.admits.get(identity, ()))):
+        assert admission.claim is not None
+        if isinstance(admission.claim.assertion, MemberAdmit | AdoptLocal) and admission.claim.assertion.name:
+            return admission.claim.assertion.name
+    return ""
+
+
+def devices(ledger: Ledger) -> tuple[Device, ...]:
+    found = []
+    for (identity, device), admits in ledger.device_admits.items():
+        names = []
+        for admit in in_order(admits):
+            assert admit.claim is not None
+            said = admit.claim.assertion
+            names.append(said.name if isinstance(said, DeviceAdmit | AdoptLocal) else "")
+        revoked = bool(ledger.device_revokes.get((identity, device)))
+        found.append(Device(identity, device, next((name for name in names if name), ""), revoked))
+    return tuple(sorted(found, key=lambda each: (each.identity, each.device)))
+
+
+def groups(ledger: Ledger) -> tuple[Group, ...]:
+    found = []
+    for subject, admits in ledger.admits.items():
+        if not any(_group(event) for event in admits):
+            continue
+        removed = seen(ledger.removals.get(subject, ()), EVERYTHING)
+        present = [said for event in in_order(admits) if sees_all(event, removed) and (said := _group(event))]
+        named = {member for said in present for member in said.members}
+        name = present[0].name if present else ""
+        inside = tuple(sorted(member for member in named if _inside(ledger, member, subject)))
+        found.append(Group(subject, name, ledger.subject_role(subject, EVERYTHING), inside))
+    return tuple(sorted(found, key=lambda each: each.group))
+
+
+def _group(event: Event) -> GroupAdmit | None:
+    assert event.claim is not None
+    return event.claim.assertion if isinstance(event.claim.assertion, GroupAdmit) else None
+
+
+def _inside(ledger: Ledger, member: IdentityKey, group: IdentityKey) -> bool:
+    """Whether the group still brings the member in: neither was removed since."""
+    removals = [*ledger.removals.get(member, ()), *ledger.removals.get(group, ())]
+    naming = (event for event in ledger.listed.get(member, ()) if (said := _group(event)) and said.group == group)
+    return any(sees_all(event, removals) for event in naming)
+
+
+def invitations(ledger: Ledger) -> tuple[OpenInvitation, ...]:
+    found = []
+    for key in sorted(ledger.invitations):
+        first = in_order(ledger.invitations[key])[0]
+        assert first.claim is not None
+        assert isinstance(first.claim.assertion, Invitation)
+        found.append(OpenInvitation(first.claim.assertion, first.claim.issuer, bool(ledger.cancels.get(key))))
+    return tuple(found)
+
+
+def children(ledger: Ledger) -> tuple[tuple[PartyKey, str], ...]:
+    found = []
+    for child in sorted(ledger.children):
+        first = in_order(ledger.children[child])[0]
+        assert first.claim is not None
+        assert isinstance(first.claim.assertion, ChildParty)
+        found.append((child, first.claim.assertion.title))
+    return tuple(found)
+
+
+def policy(ledger: Ledger) -> dict[str, bytes]:
+    return {key: value for key in sorted(ledger.policies) if (value := ledger.policy(key, EVERYTHING)) is not None}
+
+
+def models(ledger: Ledger) -> tuple[ModelPublish, ...]:
+    found = []
+    for key in sorted(ledger.models):
+        claim = ledger.winner(ledger.models[key]).claim
+        assert claim is not None
+        assert isinstance(claim.assertion, ModelPublish)
+        found.append(claim.assertion)
+    return tuple(found)
+
+
+def epoch_acts(events: Iterable[Event]) -> tuple[EpochAct, ...]:
+    found = []
+    for event in in_order(events):
+        claim = event.claim
+        assert claim is not None
+        assert isinstance(claim.assertion, EpochGenesis | EpochAttest | EpochDispute)
+        found.append(EpochAct(claim.assertion, event.hash, claim.issuer, claim.device, event.stamp))
+    return tuple(found)
+
+
+def genesis(ledger: Ledger) -> PartyGenesis | None:
+    if ledger.genesis is None or ledger.genesis.claim is None:
+        return None
+    said = ledger.genesis.claim.assertion
+    return said if isinstance(said, PartyGenesis) else None
+
+
+def in_order(events: Iterable[Event]) -> list[Event]:
+    return sorted(events, key=lambda event: (event.stamp, event.hash))

@@ -1,0 +1,1 @@
+"""The replication protocol, without sockets: a session takes events and returns effects."""

@@ -1,0 +1,104 @@
+"""One side of a connection: a session, the port it works on, and a way to send. Used by every transport.
+
+    bytes or frames in --> Endpoint --> Session --> effects --> port (answered at once), `send`, `tell`
+
+Effects may cause events, and the port may call back in the middle of an effect; both are queued, so that the session
+always finishes one event before it sees the next.
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+from echostore.kernel.ids import FeedKey
+from echostore.kernel.reasons import Reason
+from echostore.kernel.sync.events import (
+    Close,
+    Compare,
+    Effect,
+    Event,
+    FeedRefused,
+    Ingest,
+    LocalHead,
+    Malformed,
+    Read,
+    Received,
+    Send,
+    Started,
+    Tick,
+)
+from echostore.kernel.sync.frames import Frame
+from echostore.kernel.sync.port import SyncPort, answer
+from echostore.kernel.sync.session import Session
+
+
+class Endpoint:
+    """Runs a session against a port. `tell` hears every effect that is neither the store's nor a frame."""
+
+    def __init__(
+        self,
+        port: SyncPort,
+        *,
+        send: Callable[[Frame], None],
+        clock: Callable[[], float],
+        tell: Callable[[Effect], None] = lambda effect: None,
+    ) -> None:
+        self.session = Session()
+        self._port, self._send, self._clock, self._tell = port, send, clock, tell
+        self._events: deque[Event] = deque()
+        self._running = False
+        self._stop_listening: Callable[[], None] | None = None
+
+    @property
+    def closed(self) -> bool:
+        return self.session.closed
+
+    def start(self) -> None:
+        """Say hello. Growth of the port is heard from here on."""
+        self._stop_listening = self._port.on_grow(self._grown)
+        self.post(Started(tuple(self._port.feeds()), tuple(self._port.fork_proofs())))
+
+    def receive(self, frame: Frame) -> None:
+        self.post(Received(frame))
+
+    def malformed(self, detail: str) -> None:
+        self.post(Malformed(detail))
+
+    def refuse(self, feed: FeedKey, reason: Reason) -> None:
+        self.post(FeedRefused(feed, reason))
+
+    def tick(self) -> None:
+        self.post(Tick())
+
+    def stop(self) -> None:
+        """The connection is gone: nothing is sent or asked for any more."""
+        self.session.closed = True
+        if self._stop_listening is not None:
+            self._stop_listening()
+            self._stop_listening = None
+
+    def post(self, event: Event) -> None:
+        """Hand the session an event, and its effects to whom they concern, until nothing follows."""
+        self._events.append(event)
+        if self._running:
+            return
+        self._running = True
+        try:
+            while self._events:
+                for effect in self.session.receive(self._events.popleft(), self._clock()):
+                    self._perform(effect)
+        finally:
+            self._running = False
+
+    def _perform(self, effect: Effect) -> None:
+        if isinstance(effect, Send):
+            self._send(effect.frame)
+        elif isinstance(effect, Read | Ingest | Compare):
+            self._events.extend(answer(self._port, effect))
+        else:
+            self._tell(effect)
+            if isinstance(effect, Close):
+                self.stop()
+
+    def _grown(self, feed: FeedKey, length: int) -> None:
+        for tip in self._port.tips(feed):
+            self.post(LocalHead(tip))

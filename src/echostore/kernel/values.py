@@ -1,0 +1,142 @@
+"""Values: what properties, list elements and posts hold, as plain Python objects.
+
+    None  bool  int (64 bit)  float  str  bytes  datetime (aware, UTC, microseconds)  list  dict with str keys
+    Reference (to an item)  BlobRef (to content in the blob store)
+
+`check_value` is the gate for values of this program's own user: it names what is wrong. Values from other peers pass
+through `echostore.wire.values`, which applies the same limits and answers with a typed refusal.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from echostore.kernel.errors import TooLarge, UsageError
+from echostore.kernel.ids import ITEM_ID_BYTES, KEY_BYTES, Cid, ItemId, PartyKey, item_from_text, item_text
+from echostore.kernel.limits import KEY_CHARACTERS_MAX, PATH_STEPS_MAX, VALUE_DEPTH_MAX
+
+Value = Any
+"""One of the types above; Python has no finite way to write a recursive union that mypy checks without noise."""
+
+Path = tuple[str, ...]
+
+INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A soft pointer to an item, of this party or of another."""
+
+    item: ItemId
+    party: PartyKey | None = None
+
+    def __str__(self) -> str:
+        return locator(self.item, self.party) if self.party else item_text(self.item)
+
+
+@dataclass(frozen=True, slots=True)
+class BlobRef:
+    """Content that lives in the blob store as a list of chunks."""
+
+    cids: tuple[Cid, ...]
+    size: int
+    media_type: str = ""
+    name: str = ""
+
+
+def locator(item: ItemId, party: PartyKey) -> str:
+    """`echo://<party>/<item>`: names an item anywhere."""
+    return f"echo://{party.hex()}/{item_text(item)}"
+
+
+def parse_locator(text: str) -> tuple[PartyKey, str]:
+    """The party and the item part of a locator; the latter is an item id or, for a view, its inception key."""
+    head, _, rest = text.partition("://")
+    party, _, item = rest.partition("/")
+    try:
+        key = bytes.fromhex(party)
+        bytes.fromhex(item)
+    except ValueError:
+        key = b""
+    if head != "echo" or len(key) != KEY_BYTES or len(item) not in (2 * ITEM_ID_BYTES, 2 * KEY_BYTES):
+        raise UsageError(f"{text!r} is not a locator", next_step="A locator reads echo://<party>/<item>.")
+    return PartyKey(key), item
+
+
+def reference_from_text(text: str) -> Reference:
+    if text.startswith("echo://"):
+        party, item = parse_locator(text)
+        return Reference(item_from_text(item), party)
+    return Reference(item_from_text(text))
+
+
+def timestamp_us(moment: datetime) -> int:
+    return (moment - EPOCH) // _MICROSECOND
+
+
+def from_timestamp_us(microseconds: int) -> datetime:
+    """OverflowError when the moment lies outside the years that Python knows."""
+    return EPOCH + timedelta(microseconds=microseconds)
+
+
+def check_value(value: Value, *, where: str = "value") -> Value:
+    """The value in its plain form (tuples become lists, moments UTC); raises with the place of what can't be stored."""
+    return _plain(value, where, 0)
+
+
+def check_path(path: str | tuple[str, ...] | list[str]) -> Path:
+    steps: Path = (path,) if isinstance(path, str) else tuple(path)
+    if not steps:
+        raise UsageError("a property path needs at least one step")
+    if len(steps) > PATH_STEPS_MAX:
+        raise TooLarge(f"a property path has at most {PATH_STEPS_MAX} steps, got {len(steps)}")
+    for step in steps:
+        _check_key(step, ".".join(map(str, steps[:3])))
+    return steps
+
+
+def _plain(value: Value, where: str, depth: int) -> Value:
+    kind = type(value)
+    if value is None or kind is bool or kind is float or kind is Reference or kind is BlobRef:
+        return value
+    if kind is str:
+        _check_text(value, where)
+        return value
+    if kind is int:
+        if not INT_MIN <= value <= INT_MAX:
+            raise TooLarge(f"{where}: {value} does not fit 64 bits")
+        return value
+    if kind is bytes or kind is bytearray or kind is memoryview:
+        return bytes(value)
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise UsageError(f"{where}: a moment needs a time zone", next_step="Use datetime.now(timezone.utc).")
+        return value.astimezone(UTC)
+    if depth >= VALUE_DEPTH_MAX:
+        raise TooLarge(f"{where}: nested deeper than {VALUE_DEPTH_MAX} levels")
+    if isinstance(value, (list, tuple)):
+        return [_plain(element, where, depth + 1) for element in value]
+    if isinstance(value, dict):
+        for key in value:
+            _check_key(key, where)
+        return {key: _plain(element, where, depth + 1) for key, element in value.items()}
+    if isinstance(value, (bool, int, float, str)):  # a subclass such as an enum: its plain value
+        return _plain(value.__class__.__mro__[-2](value), where, depth)
+    raise UsageError(f"{where}: a {type(value).__name__} can't be stored")
+
+
+def _check_key(key: object, where: str) -> None:
+    if not isinstance(key, str):
+        raise UsageError(f"{where}: a key must be text, not {type(key).__name__}")
+    if not key or len(key) > KEY_CHARACTERS_MAX:
+        raise TooLarge(f"{where}: a key has 1 to {KEY_CHARACTERS_MAX} characters, got {len(key)}")
+    _check_text(key, where)
+
+
+def _check_text(text: str, where: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{where}: the text holds a lone surrogate, which is not Unicode text") from None

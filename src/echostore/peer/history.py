@@ -1,0 +1,287 @@
+"""The past of a party and of its items: as_of, history, diff, and what lost against a standing value.
+
+A past state is folded from the blocks at or below a timeframe, under what the control feeds said by then. One item's
+past folds that item's own blocks only.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from echostore.kernel.errors import Compacted, UsageError
+from echostore.kernel.ids import FeedId, ItemId, feed_id
+from echostore.kernel.items.operations import GENESIS, METADATA, PLACEMENT, ItemOperation
+from echostore.kernel.items.record import ItemRecord
+from echostore.kernel.items.state import PartyState
+from echostore.kernel.models.property_set import DELETED, PropertySet
+from echostore.kernel.order import DATA, Envelope
+from echostore.kernel.timeframe import Position, Timeframe
+from echostore.kernel.values import Path, Value, timestamp_us
+from echostore.peer.anchors import Anchor
+from echostore.peer.processor import Delivered, PartyProcessor
+from echostore.peer.runtime import PartyRuntime
+from echostore.wire.messages import decode_envelope
+
+if TYPE_CHECKING:
+    from echostore.peer.items import Item, PropertySetItem
+    from echostore.peer.party import Party
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """One message that wrote an item: who, when, what, and the anchor of the moment after it."""
+
+    feed: FeedId
+    seq: int
+    depth: int
+    time_ms: int
+    author: str
+    identity: bytes
+    what: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ValueDiff:
+    """One difference between two states of an item. DELETED stands for "not there"."""
+
+    path: Path
+    before: Value
+    after: Value
+
+    @property
+    def kind(self) -> str:
+        if self.before is DELETED:
+            return "added"
+        return "removed" if self.after is DELETED else "changed"
+
+
+def party_as_of(party: "Party", moment: Any) -> "Party":
+    """The party at a moment, read-only and in memory."""
+    from echostore.peer.party import Party
+
+    with party.reading() as runtime:
+        if runtime.writable:
+            runtime.flush()
+        data, control = resolve_moment(runtime, moment)
+        _check_held(runtime, data)
+        processor = PastProcessor(runtime.processor, data, control)
+        processor.open()
+        past = PartyRuntime(
+            processor, feeds=runtime.feeds, items=None, blobs=None, now_ms=runtime.now_ms, writable=False
+        )
+        return Party(party.peer, past, title=party._title, lock=party.lock)
+
+
+class PastProcessor(PartyProcessor):
+    """A processor that sees the feeds only up to a timeframe. `control` of None sees all of control."""
+
+    def __init__(self, live: PartyProcessor, data: Timeframe, control: Timeframe | None) -> None:
+        self._data = data
+        self._control = control
+        super().__init__(
+            live.party,
+            feeds=live.feeds,
+            items=None,
+            factory=live.factory,
+            genesis_feed=None,
+            parent=live.parent,
+        )
+
+    def _held_length(self, kind: str, key: Any) -> int:
+        length = super()._held_length(kind, key)
+        if kind == DATA:
+            return min(length, self._data.length(feed_id(key)))
+        return length if self._control is None else min(length, self._control.length(feed_id(key)))
+
+
+def resolve_moment(runtime: PartyRuntime, moment: Any) -> tuple[Timeframe, Timeframe | None]:
+    """The data and control timeframes that a moment names: an anchor, a timeframe, or a time."""
+    if isinstance(moment, Timeframe):
+        return moment, None
+    if isinstance(moment, datetime):
+        if moment.tzinfo is None:
+            raise UsageError("a time needs a time zone", next_step="Use datetime.now(timezone.utc).")
+        return _timeframe_at(runtime, timestamp_us(moment) // 1000, DATA), _timeframe_at(
+            runtime, timestamp_us(moment) // 1000, "control"
+        )
+    anchor = Anchor.parse(moment)
+    if anchor.party != runtime.party:
+        raise UsageError("the anchor belongs to another party")
+    return anchor.data, anchor.control
+
+
+def _timeframe_at(runtime: PartyRuntime, time_ms: int, kind: str) -> Timeframe:
+    """Per feed, the blocks before the first one that was written later. Clocks are their writers' own."""
+    entries = []
+    for feed, cursor in runtime.processor.orderer.cursors.items():
+        if cursor.kind != kind:
+            continue
+        last = None
+        for block in runtime.feeds.read(cursor.key, 0, cursor.length):
+            envelope = decode_envelope(block.payload, kind)
+            if not isinstance(envelope, Envelope) or envelope.body.time_ms > time_ms:
+                break
+            last = Position(block.seq, block.link)
+        if last is not None:
+            entries.append((feed, last))
+    return Timeframe.of(entries)
+
+
+def _check_held(runtime: PartyRuntime, timeframe: Timeframe) -> None:
+    for feed, at in timeframe.entries.items():
+        cursor = runtime.processor.orderer.cursors.get(feed)
+        if cursor is None or cursor.length <= at.seq:
+            raise Compacted(
+                f"block {at.seq} of feed {feed.hex()} is not here yet",
+                next_step="Wait until the party has caught up with the peer that made the anchor.",
+            )
+        if not runtime.processor.orderer.mark(feed, at.seq).link.startswith(at.link[:16]):
+            raise UsageError(f"the moment names another branch of feed {feed.hex()}")
+
+
+def item_history(item: "Item") -> list[Revision]:
+    party = item.party
+    names = {member.identity: member.name for member in party.runtime.processor.membership.machine.members}
+    revisions = []
+    for message in item.stream():
+        what = [_describe(operation) for operation in message.operations if operation.item == item.id]
+        revisions.append(
+            Revision(
+                message.feed,
+                message.seq,
+                message.depth,
+                message.time_ms,
+                names.get(message.writer.identity, ""),
+                message.writer.identity,
+                what,
+            )
+        )
+    return revisions
+
+
+def _describe(operation: ItemOperation) -> str:
+    if operation.field == GENESIS:
+        return f"created as {operation.body.model}@{operation.body.version}"
+    if operation.field == METADATA:
+        return "metadata " + _describe_changes(operation.body)
+    if operation.field == PLACEMENT:
+        return "moved"
+    if operation.field == "property-set":
+        return _describe_changes(operation.body)
+    return f"{operation.field} edited"
+
+
+def _describe_changes(changes: Any) -> str:
+    parts = []
+    for change in changes:
+        path = ".".join(change.key.path if hasattr(change, "key") and hasattr(change.key, "path") else change.path)
+        verb = type(change).__name__.lower()
+        if verb == "set":
+            parts.append(f"{path} deleted" if change.value is DELETED else f"{path} = {change.value!r}")
+        else:
+            parts.append(f"{verb} {path}")
+    return ", ".join(parts)
+
+
+def item_at(runtime: PartyRuntime, item: ItemId, data: Timeframe) -> ItemRecord | None:
+    """One item as it was at a timeframe, folded from its own blocks."""
+    processor = runtime.processor
+    state = PartyState(runtime.party, processor.factory, load=lambda _: None, identity_of=processor.identity_of)
+    messages: list[Delivered] = []
+    for feed, seq in processor.places(frozenset({item})):
+        if not data.covers(feed, seq):
+            continue
+        cursor = processor.orderer.cursors[feed]
+        block = runtime.feeds.block(cursor.key, seq)
+        envelope = decode_envelope(block.payload, DATA)
+        assert isinstance(envelope, Envelope), envelope
+        message = processor.delivered(feed, seq, block.link, envelope)
+        if message is not None:
+            messages.append(message)
+    for message in sorted(messages, key=lambda message: (message.depth, message.feed, message.seq)):
+        operations = [_without_parent(operation) for operation in message.operations]
+        state.apply(
+            depth=message.depth,
+            feed=message.feed,
+            seq=message.seq,
+            time_ms=message.time_ms,
+            operations=operations,
+            writer=message.writer,
+            only=frozenset({item}),
+        )
+    return state.records.get(item)
+
+
+def _without_parent(operation: ItemOperation) -> ItemOperation:
+    """Folding one item alone, its parent does not matter."""
+    if operation.field != GENESIS or operation.body.parent is None:
+        return operation
+    from dataclasses import replace
+
+    return operation._replace(body=replace(operation.body, parent=None))
+
+
+def item_diff(item: "Item", before: Any, after: Any) -> list[ValueDiff]:
+    with item.party.reading() as runtime:
+        if runtime.writable:
+            runtime.flush()
+        old = item_at(runtime, item.id, resolve_moment(runtime, before)[0])
+        if after is None:
+            new: ItemRecord | None = item._record()
+        else:
+            new = item_at(runtime, item.id, resolve_moment(runtime, after)[0])
+        differences: list[ValueDiff] = []
+        _compare((), _plain_value(old), _plain_value(new), differences)
+        return differences
+
+
+def _plain_value(record: ItemRecord | None) -> Value:
+    if record is None or record.deleted:
+        return DELETED
+    return record.model.value()
+
+
+def _compare(path: Path, before: Value, after: Value, found: list[ValueDiff]) -> None:
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in sorted(before.keys() | after.keys()):
+            _compare((*path, key), before.get(key, DELETED), after.get(key, DELETED), found)
+    elif before is not after and (type(before) is not type(after) or before != after):
+        found.append(ValueDiff(path, before, after))
+
+
+def losing_values(item: "PropertySetItem", path: Path) -> list[Value]:
+    """Values that other feeds wrote at a path without having seen the standing one, and vice versa."""
+    with item.party.reading() as runtime:
+        if runtime.writable:
+            runtime.flush()
+        model: PropertySet = item._record().model
+        writes = model.writes(path)
+        if len(writes) < 2:
+            return []
+        (winner, standing), *others = writes
+        lost = []
+        for stamp, value in others:
+            seen = asserted_seq(runtime, winner.feed, winner.seq, stamp.feed)
+            if seen < stamp.seq and value is not DELETED and value != standing:
+                lost.append(value)
+        return lost
+
+
+def asserted_seq(runtime: PartyRuntime, feed: FeedId, seq: int, other: FeedId) -> int:
+    """The last block of `other` that happened before a block of `feed`; -1 for none. Walks dependencies backwards."""
+    best: dict[FeedId, int] = {}
+    front = [(feed, seq)]
+    while front:
+        at_feed, at_seq = front.pop()
+        if best.get(at_feed, -1) >= at_seq:
+            continue
+        known = best.get(at_feed, -1)
+        best[at_feed] = at_seq
+        cursor = runtime.processor.orderer.cursors.get(at_feed)
+        if cursor is None:
+            continue
+        for block in runtime.feeds.read(cursor.key, known + 1, at_seq + 1):
+            envelope = decode_envelope(block.payload, cursor.kind)
+            if isinstance(envelope, Envelope):
+                front.extend((dependency.feed, dependency.seq) for dependency in envelope.dependencies)
+    return best.get(other, -1) if other != feed else seq - 1

@@ -1,0 +1,225 @@
+"""Members of a party: admitting, changing roles, removing, and why someone counts."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from echostore.kernel.errors import NotFound, Refused, UsageError
+from echostore.kernel.ids import DeviceKey, FeedId, FeedKey, IdentityKey
+from echostore.kernel.order import CONTROL
+from echostore.kernel.party.credentials import (
+    AdoptLocal,
+    Assertion,
+    DeviceAdmit,
+    DeviceRevoke,
+    FeedAdmit,
+    FeedBound,
+    FeedKind,
+    FeedRetire,
+    GroupAdmit,
+    MemberAdmit,
+    MemberRemove,
+    Policy,
+    Profile,
+    Role,
+    RoleChange,
+)
+from echostore.kernel.party.machine import Rejection
+from echostore.peer.identity import JoinRequest, Welcome
+from echostore.wire.credentials import with_adoption_proof
+from echostore.wire.generated import credential_pb2
+
+if TYPE_CHECKING:
+    from echostore.peer.party import Party
+
+ROLES = {role.label: role for role in Role}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One step of the chain that `why` prints."""
+
+    what: str
+    valid: bool
+    because: str
+
+
+class Members:
+    """What a party's control feeds say, and what this device may add to it."""
+
+    def __init__(self, party: "Party") -> None:
+        self._party = party
+
+    # reading
+
+    def __iter__(self) -> Any:
+        return iter(self.all())
+
+    def __len__(self) -> int:
+        return len(self.all())
+
+    def all(self) -> list[Any]:
+        """Every identity that is or was a member, with role, status and devices."""
+        with self._party.reading() as runtime:
+            return list(runtime.processor.membership.machine.members)
+
+    def groups(self) -> list[Any]:
+        with self._party.reading() as runtime:
+            return list(runtime.processor.membership.machine.groups)
+
+    def rejected(self) -> list[Rejection]:
+        """Credentials that do not count, with the reasons."""
+        with self._party.reading() as runtime:
+            return list(runtime.processor.membership.machine.rejected)
+
+    def why(self, key: bytes | str) -> list[Any]:
+        """The chain of credentials about a member, device or feed, with a verdict for each."""
+        with self._party.reading() as runtime:
+            raw = self.find_key(key) if isinstance(key, str) else key
+            steps = runtime.processor.membership.machine.why(raw)
+            if not steps:
+                raise NotFound(f"no credential speaks of {raw.hex()[:8]}")
+            return list(steps)
+
+    def find_key(self, text: str) -> bytes:
+        """A member, device or feed by a unique prefix of its key in hex, or a member by `@name`."""
+        with self._party.reading() as runtime:
+            machine = runtime.processor.membership.machine
+            if text.startswith("@"):
+                found = {bytes(member.identity) for member in machine.members if member.name == text[1:]}
+            else:
+                keys: set[bytes] = {bytes(member.identity) for member in machine.members}
+                keys |= {bytes(device.device) for device in machine.devices}
+                keys |= {bytes(feed.feed) for feed in machine.feeds}
+                found = {key for key in keys if text and key.hex().startswith(text.lower())}
+        if not found:
+            raise NotFound(f"no member, device or feed {text!r} in the party")
+        if len(found) > 1:
+            raise UsageError(f"{len(found)} keys start with {text}", next_step="Give more of it.")
+        return found.pop()
+
+    # changing
+
+    def admit(self, request: JoinRequest, *, role: str = "editor") -> Welcome:
+        """Admit a device that asked to join, with its identity and its feeds."""
+        party = self._party
+        if request.party != party.key:
+            raise UsageError("the request is for another party")
+        with party.writing() as runtime:
+            chain = [credential_pb2.Credential.FromString(request.chain)]
+            assertions: list[Assertion] = []
+            machine = runtime.processor.membership.machine
+            if not any(member.identity == request.identity and member.role for member in machine.members):
+                assertions.append(MemberAdmit(request.identity, self._role(role), request.name))
+            assertions.append(DeviceAdmit(request.identity, request.device, request.name))
+            for feed, kind, consent in (
+                (request.control_feed, FeedKind.CONTROL, request.control_consent),
+                (request.data_feed, FeedKind.DATA, request.data_consent),
+            ):
+                assertions.append(FeedAdmit(feed, kind, request.identity, request.device, None, consent))
+            credentials = [self._sign(assertion) for assertion in assertions]
+            for credential, assertion in zip(credentials, assertions, strict=True):
+                if isinstance(assertion, DeviceAdmit):
+                    credential.chain.extend(chain)
+            self._issue(credentials)
+            genesis = machine.genesis
+            assert genesis is not None
+            return Welcome(party.key, genesis.control_feed, party.title)
+
+    def change_role(self, member: bytes, role: str) -> None:
+        """Give a member another role. What they wrote up to here, as seen on this peer, counts under the old one."""
+        self._issue([self._sign(RoleChange(IdentityKey(member), self._role(role), self._bounds(member)))])
+
+    def remove(self, member: bytes) -> None:
+        """Remove a member. What they wrote and this peer has not seen leaves the state everywhere (kept, listed)."""
+        self._issue([self._sign(MemberRemove(IdentityKey(member), self._bounds(member)))])
+
+    def revoke_device(self, identity: bytes, device: bytes) -> None:
+        cut = tuple(bound for bound in self._bounds(identity) if self._device_of(bound.feed) == device)
+        self._issue([self._sign(DeviceRevoke(IdentityKey(identity), DeviceKey(device), cut))])
+
+    def retire_feed(self, feed: bytes) -> None:
+        """Let a feed end where it stands on this peer."""
+        with self._party.reading() as runtime:
+            length = runtime.feeds.length(FeedKey(feed))
+        self._issue([self._sign(FeedRetire(FeedKey(feed), length))])
+
+    def admit_group(self, group: bytes, name: str, role: str, members: list[bytes]) -> None:
+        """Admit several identities as one."""
+        admit = GroupAdmit(IdentityKey(group), name, self._role(role), tuple(sorted(IdentityKey(m) for m in members)))
+        self._issue([self._sign(admit)])
+
+    def set_profile(self, display_name: str) -> None:
+        self._issue([self._sign(Profile(display_name))])
+
+    def set_policy(self, entries: dict[str, bytes]) -> None:
+        self._issue([self._sign(Policy(tuple(sorted(entries.items()))))])
+
+    def adopt(self) -> None:
+        """Give a local party this peer's identity."""
+        party = self._party
+        myself = party.peer.myself
+        adoption = AdoptLocal(myself.identity, myself.device, myself.name)
+        proven = with_adoption_proof(adoption, party.key, party.peer.keys.key(myself.identity))
+        self._issue([self._sign(proven)])
+
+    # inside
+
+    def _issue(self, credentials: list[credential_pb2.Credential]) -> None:
+        """Write credentials and raise when the machine does not accept them: nobody else would either."""
+        with self._party.writing() as runtime:
+            root = runtime if runtime.control is not None else None
+            if root is None:
+                raise Refused("this device has no control feed in the party")
+            machine = runtime.processor.membership.machine
+            seq = root.control.cursor.length if root.control else 0
+            self._check_role()
+            runtime.issue(credentials)
+            feed = root.control.feed if root.control else b""
+            for rejection in machine.rejected:
+                if rejection.feed == feed and rejection.seq == seq:
+                    raise Refused(
+                        f"the credential does not count: {rejection.reason} {rejection.detail}".strip(),
+                        unchanged="Membership is as it was.",
+                        next_step="`echostore party why KEY` shows the chain.",
+                    )
+
+    def _check_role(self) -> None:
+        runtime = self._party.runtime
+        assert runtime.control is not None
+        admitted = runtime.processor.admission.by_id.get(runtime.control.feed)
+        if admitted is None:
+            raise Refused("this device is not a member of the party")
+
+    def _sign(self, assertion: Assertion) -> credential_pb2.Credential:
+        party = self._party
+        opener = party.peer.opener
+        return opener.sign(party.key, assertion, identity=opener.identity_in(party))
+
+    def _role(self, role: str) -> Role:
+        if role not in ROLES:
+            raise UsageError(f"{role!r} is not a role", next_step=f"Roles are {', '.join(ROLES)}.")
+        return ROLES[role]
+
+    def _bounds(self, member: bytes) -> tuple[FeedBound, ...]:
+        """How much of a member's feeds this peer has processed."""
+        with self._party.reading() as runtime:
+            processor = runtime.processor
+            groups = {
+                bytes(identity)
+                for group in processor.membership.machine.groups
+                if group.group == member
+                for identity in group.members
+            }
+            found = []
+            for feed, cursor in sorted(processor.orderer.cursors.items()):
+                admitted = processor.admission.by_id.get(feed)
+                if admitted is None or cursor.kind == CONTROL:
+                    continue
+                if bytes(admitted.identity) == member or bytes(admitted.identity) in groups:
+                    link = cursor.link if cursor.length else b""
+                    found.append(FeedBound(feed, cursor.length, link))
+            return tuple(found)
+
+    def _device_of(self, feed: FeedId) -> bytes:
+        admitted = self._party.runtime.processor.admission.by_id.get(feed)
+        return admitted.device if admitted else b""

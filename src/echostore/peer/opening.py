@@ -1,0 +1,333 @@
+"""PartyOpener: how a party comes to be open here. Created, entered after an admission, or opened again.
+
+    create    party key -> genesis credential on the control feed, system item on the data feed
+    enter     the genesis feed's key is known from a welcome; history arrives by replication
+    open      stores, processor, own feeds; after a copy or restore of the home this device gets new feeds
+
+A new feed admits itself in the first message of its device's new control feed.
+"""
+
+from typing import TYPE_CHECKING
+
+from echostore.kernel.errors import Corrupt, Refused, UsageError
+from echostore.kernel.ids import DeviceKey, FeedKey, IdentityKey, PartyKey, created_item_id
+from echostore.kernel.items.operations import GENESIS, ItemOperation
+from echostore.kernel.items.record import Genesis
+from echostore.kernel.models.property_set import PropertySet, Set
+from echostore.kernel.order import CONTROL, DATA
+from echostore.kernel.party.credentials import (
+    Assertion,
+    ChildParty,
+    Claim,
+    FeedAdmit,
+    FeedKind,
+    PartyGenesis,
+    PartyKind,
+    Profile,
+)
+from echostore.peer.identity import JoinRequest, Welcome
+from echostore.peer.party import SYSTEM_TYPE, Party
+from echostore.peer.processor import PartyProcessor
+from echostore.peer.runtime import PartyRuntime
+from echostore.store.blob_store import BlobStore
+from echostore.store.feed_store import FeedStore
+from echostore.store.item_store import ItemStore
+from echostore.store.meta_store import KnownFeed, KnownParty, PartyState
+from echostore.wire.credentials import sign_credential, with_feed_proof
+from echostore.wire.generated import credential_pb2
+from echostore.wire.signing import SigningKey
+
+if TYPE_CHECKING:
+    from echostore.peer.peer import Peer
+
+_OWN_FEEDS = "own_feeds"
+_RENEW = "renew_feeds"
+
+
+class PartyOpener:
+    """Opens and makes the parties of one peer. Called under the peer's lock."""
+
+    def __init__(self, peer: "Peer") -> None:
+        self._peer = peer
+
+    def after_check_in(self) -> None:
+        """A home that was copied or restored must not append to the feeds it holds: mark every party for new ones."""
+        check = self._peer.instance
+        if check is not None and not check.may_continue_feeds:
+            for known in self._peer.meta.parties():
+                if self._own_feeds(known.key):
+                    self._peer.meta.set_setting(_RENEW, True, party=known.key)
+
+    # making
+
+    def create(self, title: str, *, local: bool) -> Party:
+        peer, myself = self._peer, self._peer.myself
+        party_key = SigningKey.generate()
+        party = PartyKey(party_key.public)
+        identity = IdentityKey(myself.device) if local else myself.identity
+        control, data = SigningKey.generate(), SigningKey.generate()
+        peer.keep_feed_keys(party, [control, data])
+        known = KnownParty(party, title, FeedKey(control.public), peer.now_ms(), local=local)
+        runtime = self._start(known, control, data)
+        genesis = PartyGenesis(
+            party,
+            identity,
+            myself.device,
+            FeedKey(control.public),
+            FeedKey(data.public),
+            title,
+            PartyKind.LOCAL if local else PartyKind.ORDINARY,
+            peer.now_ms(),
+        )
+        claim = Claim(party, genesis.identity, DeviceKey(party), genesis, issued_ms=peer.now_ms())
+        credentials = [sign_credential(claim, party_key)]
+        if myself.name:
+            credentials.append(self.sign(party, Profile(myself.name), identity=genesis.identity))
+        runtime.issue(credentials)
+        self._make_system_item(runtime, title)
+        runtime.flush()
+        self._remember(known, control, data)
+        return self._party(known, runtime)
+
+    def create_child(self, parent: Party, title: str) -> Party:
+        peer = self._peer
+        if parent.runtime.processor.parent is not None:
+            raise Refused("a light-weight party has no light-weight parties of its own")
+        child_key = SigningKey.generate()
+        child = PartyKey(child_key.public)
+        data = SigningKey.generate()
+        peer.keep_feed_keys(child, [data])
+        known = KnownParty(child, title, None, peer.now_ms(), child_of=parent.key)
+        runtime = self._start(known, None, data, parent=parent)
+        identity = self.identity_in(parent)
+        admit = self._admit_feed(parent.key, data, FeedKind.DATA, identity=identity, child=child)
+        parent.runtime.issue(
+            [
+                self.sign(parent.key, ChildParty(child, title), identity=identity),
+                self.sign(parent.key, admit, identity=identity),
+            ]
+        )
+        runtime.processor.control_moved()
+        self._make_system_item(runtime, title)
+        runtime.flush()
+        self._remember(known, None, data)
+        return self._party(known, runtime)
+
+    def _make_system_item(self, runtime: PartyRuntime, title: str) -> None:
+        assert runtime.data is not None
+        item = created_item_id(runtime.data.feed, 0, 0)
+        genesis = Genesis(item, PropertySet.name, PropertySet.version, SYSTEM_TYPE, None, runtime.data.next_depth)
+        runtime.operate(
+            [
+                ItemOperation(item, GENESIS, genesis),
+                ItemOperation(item, PropertySet.name, (Set(("title",), title),)),
+            ]
+        )
+
+    # joining
+
+    def request_join(self, party: PartyKey) -> JoinRequest:
+        peer, myself = self._peer, self._peer.myself
+        control, data = SigningKey.generate(), SigningKey.generate()
+        peer.keep_feed_keys(party, [control, data])
+        peer.meta.set_setting(_OWN_FEEDS, {"control": control.public.hex(), "data": data.public.hex()}, party=party)
+        admits = [
+            self._admit_feed(party, key, kind, identity=myself.identity)
+            for key, kind in ((control, FeedKind.CONTROL), (data, FeedKind.DATA))
+        ]
+        return JoinRequest(
+            party,
+            myself.identity,
+            myself.device,
+            myself.name,
+            FeedKey(control.public),
+            admits[0].proof,
+            FeedKey(data.public),
+            admits[1].proof,
+            myself.chain()[0].SerializeToString(),
+        )
+
+    def enter(self, welcome: Welcome) -> Party:
+        peer = self._peer
+        own = self._own_feeds(welcome.party)
+        if own is None:
+            raise UsageError("this device did not ask to join the party", next_step="Call request_join first.")
+        known = KnownParty(welcome.party, welcome.title, welcome.genesis_feed, peer.now_ms())
+        runtime = self._start(known, own[0], own[1])
+        self._remember(known, own[0], own[1])
+        return self._party(known, runtime)
+
+    # opening
+
+    def open(self, known: KnownParty) -> Party:
+        peer = self._peer
+        if known.child_of is not None:
+            parent = peer.party(known.child_of)
+            runtime = self._runtime(known, parent=parent)
+        else:
+            runtime = self._runtime(known)
+        if not peer.read_only:
+            own = self._own_feeds(known.key)
+            if peer.meta.setting(_RENEW, party=known.key):
+                self._renew(known, runtime)
+            elif own is not None:
+                if own[0] is not None:
+                    runtime.adopt(CONTROL, own[0])
+                runtime.adopt(DATA, own[1])
+        runtime.processor.paused = known.state is PartyState.PAUSED
+        party = self._party(known, runtime)
+        if not peer.read_only:
+            party.report_forks()
+        return party
+
+    def _renew(self, known: KnownParty, runtime: PartyRuntime) -> None:
+        """Open new feeds, admitted by this device itself in its new control feed."""
+        peer, myself = self._peer, self._peer.myself
+        control, data = SigningKey.generate(), SigningKey.generate()
+        keys = [data] if known.child_of else [control, data]
+        peer.keep_feed_keys(known.key, keys)
+        runtime.feeds.add_feed(FeedKey(data.public), "data", own=True)
+        runtime.adopt(DATA, data)
+        if known.child_of is not None:
+            parent = peer.party(known.child_of)
+            admit = self._admit_feed(
+                parent.key, data, FeedKind.DATA, identity=self.identity_in(parent), child=known.key
+            )
+            parent.runtime.issue([self.sign(parent.key, admit, identity=self.identity_in(parent))])
+            runtime.processor.control_moved()
+        else:
+            runtime.feeds.add_feed(FeedKey(control.public), "control", own=True)
+            runtime.adopt(CONTROL, control)
+            identity = IdentityKey(myself.device) if known.local else myself.identity
+            admits = []
+            for key, kind in ((control, FeedKind.CONTROL), (data, FeedKind.DATA)):
+                admit = self._admit_feed(known.key, key, kind, identity=identity)
+                admits.append(self.sign(known.key, admit, identity=identity))
+            runtime.issue(admits)
+        self._remember(known, None if known.child_of else control, data)
+        peer.meta.set_setting(_RENEW, None, party=known.key)
+
+    # parts
+
+    def _start(
+        self, known: KnownParty, control: SigningKey | None, data: SigningKey, *, parent: Party | None = None
+    ) -> PartyRuntime:
+        """The stores of a party that is new here, with this device's own feeds in them."""
+        self._peer.home.make_party(known.key)
+        feeds = FeedStore(self._peer.home.party(known.key).feeds, known.key)
+        feeds.set_about(known.about())
+        if control is not None:
+            feeds.add_feed(FeedKey(control.public), "control", own=True)
+        feeds.add_feed(FeedKey(data.public), "data", own=True)
+        if known.genesis_feed is not None and not feeds.has_feed(known.genesis_feed):
+            feeds.add_feed(known.genesis_feed, "control")
+        feeds.close()
+        runtime = self._runtime(known, parent=parent)
+        if control is not None:
+            runtime.adopt(CONTROL, control)
+        runtime.adopt(DATA, data)
+        return runtime
+
+    def _runtime(self, known: KnownParty, *, parent: Party | None = None) -> PartyRuntime:
+        peer = self._peer
+        folder = peer.home.party(known.key)
+        writable = not peer.read_only
+        feeds = FeedStore(folder.feeds, known.key, writable=writable)
+        items: ItemStore | None = None
+        blobs: BlobStore | None = None
+        try:
+            items = self._open_items(known)
+            blobs = BlobStore(folder.blobs, writable=writable) if writable or folder.blobs.exists() else None
+            processor = PartyProcessor(
+                known.key,
+                feeds=feeds,
+                items=items,
+                factory=peer.models,
+                genesis_feed=known.genesis_feed,
+                parent=parent.runtime.processor if parent else None,
+            )
+            processor.open()
+        except BaseException:
+            for store in (feeds, items, blobs):
+                if store is not None:
+                    store.close()
+            raise
+        runtime = PartyRuntime(processor, feeds=feeds, items=items, blobs=blobs, now_ms=peer.now_ms, writable=writable)
+        runtime.declared.update(peer.meta.setting("declared", [], party=known.key))
+        runtime.source.declared = frozenset(runtime.declared)
+        return runtime
+
+    def _open_items(self, known: KnownParty) -> ItemStore | None:
+        """The ItemStore; a damaged one is derived data and made anew."""
+        folder = self._peer.home.party(known.key)
+        writable = not self._peer.read_only
+        if not writable and not folder.items.exists():
+            return None
+        try:
+            return ItemStore(folder.items, writable=writable)
+        except Corrupt:
+            if not writable:
+                return None
+            for suffix in ("", "-wal", "-shm"):
+                folder.items.with_name(folder.items.name + suffix).unlink(missing_ok=True)
+            return ItemStore(folder.items, writable=True)
+
+    def _party(self, known: KnownParty, runtime: PartyRuntime) -> Party:
+        return Party(self._peer, runtime, title=known.title, lock=self._peer.lock)
+
+    def _remember(self, known: KnownParty, control: SigningKey | None, data: SigningKey) -> None:
+        peer = self._peer
+        own = {"control": control.public.hex() if control else "", "data": data.public.hex()}
+        peer.meta.set_setting(_OWN_FEEDS, own, party=known.key)
+        peer.meta.put_party(known)
+        for key, kind in ((control, "control"), (data, "data")):
+            if key is not None:
+                peer.meta.put_feed(KnownFeed(known.key, FeedKey(key.public), kind, True))  # type: ignore[arg-type]  # a FeedKind of the store
+
+    def _own_feeds(self, party: PartyKey) -> tuple[SigningKey | None, SigningKey] | None:
+        own = self._peer.meta.setting(_OWN_FEEDS, party=party)
+        if own is None:
+            return self._own_feeds_from_store(party)
+        control = self._peer.keys.key(bytes.fromhex(own["control"])) if own["control"] else None
+        return control, self._peer.keys.key(bytes.fromhex(own["data"]))
+
+    def _own_feeds_from_store(self, party: PartyKey) -> tuple[SigningKey | None, SigningKey] | None:
+        """After the MetaStore was lost: the last own feeds that the party's file knows."""
+        folder = self._peer.home.party(party)
+        if not folder.feeds.exists():
+            return None
+        with FeedStore(folder.feeds, party, writable=False) as feeds:
+            own = {held.kind: held.key for held in feeds.feeds() if held.own}
+        if "data" not in own or not self._peer.keys.has(own["data"]):
+            return None
+        control = self._peer.keys.key(own["control"]) if "control" in own else None
+        return control, self._peer.keys.key(own["data"])
+
+    def sign(self, party: PartyKey, assertion: Assertion, *, identity: IdentityKey) -> credential_pb2.Credential:
+        """A credential by this device."""
+        myself = self._peer.myself
+        claim = Claim(party, identity, myself.device, assertion, issued_ms=self._peer.now_ms())
+        chain = myself.chain() if identity == myself.identity else ()
+        return sign_credential(claim, myself.device_key, chain)
+
+    def identity_in(self, party: Party) -> IdentityKey:
+        """As whom this device acts in a party: its identity, or the device itself in a local one."""
+        genesis = party.runtime.processor.membership.machine.genesis
+        myself = self._peer.myself
+        local = genesis is not None and genesis.kind is PartyKind.LOCAL
+        if local and genesis is not None and bytes(genesis.identity) == bytes(myself.device):
+            return IdentityKey(myself.device)
+        return myself.identity
+
+    def _admit_feed(
+        self,
+        party: PartyKey,
+        key: SigningKey,
+        kind: FeedKind,
+        *,
+        identity: IdentityKey,
+        child: PartyKey | None = None,
+    ) -> FeedAdmit:
+        """The admission of an own feed, with the feed's consent."""
+        admit = FeedAdmit(FeedKey(key.public), kind, identity, self._peer.myself.device, child)
+        return with_feed_proof(admit, party, key)

@@ -1,0 +1,529 @@
+"""Party: the data set that members share, as an application sees it."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from echostore.kernel.errors import Closed, NotFound, Refused, UsageError
+from echostore.kernel.ids import (
+    ITEM_ID_BYTES,
+    KEY_BYTES,
+    FeedId,
+    FeedKey,
+    ItemId,
+    PartyKey,
+    item_from_text,
+    item_text,
+)
+from echostore.kernel.items.operations import GENESIS, METADATA, ItemOperation, Reject
+from echostore.kernel.items.record import NAME_KEY, Genesis, ItemRecord
+from echostore.kernel.models.property_set import Change, PropertySet, Set
+from echostore.kernel.party.credentials import ForkEvidence
+from echostore.kernel.timeframe import Timeframe
+from echostore.kernel.values import Reference, Value, check_value, parse_locator
+from echostore.peer.anchors import Anchor
+from echostore.peer.items import HANDLES, CustomItem, Item, PropertySetItem
+from echostore.peer.live import LiveHub
+from echostore.peer.query import Query, query_over
+from echostore.peer.receipts import Receipt
+from echostore.peer.runtime import PartyRuntime
+from echostore.peer.snapshots import Snapshot, take_snapshot
+from echostore.peer.status import PartyStatus, party_status
+from echostore.peer.streams import Stream
+from echostore.peer.sync_port import PartySyncPort
+from echostore.wire.messages import encode_genesis
+from echostore.wire.signing import SigningKey
+from echostore.wire.views import sign_view
+
+if TYPE_CHECKING:
+    from echostore.peer.members import Members
+    from echostore.peer.peer import Peer
+    from echostore.peer.schema import Schemas
+
+SYSTEM_TYPE = "system"
+"""The type of a party's system item."""
+
+
+class Party:
+    """One party of an open peer. Calls are safe from any thread; a batch holds other threads off until it ends."""
+
+    def __init__(self, peer: "Peer", runtime: PartyRuntime, *, title: str, lock: threading.RLock) -> None:
+        self.peer = peer
+        self.runtime = runtime
+        self.lock = lock
+        self.key: PartyKey = runtime.party
+        self._title = title
+        self._changed = threading.Condition(lock)
+        self._acknowledged: dict[bytes, dict[bytes, int]] = {}
+        self._announced: dict[bytes, int] = {}
+        self.live = LiveHub(self)
+        self._schemas: Schemas | None = None
+        self._sync_port: PartySyncPort | None = None
+
+    # state of the handle
+
+    @contextmanager
+    def reading(self) -> Iterator[PartyRuntime]:
+        """Hold the lock while reading."""
+        with self.lock:
+            if self.runtime.closed:
+                raise Closed("the party has been closed", next_step="Open the peer again.")
+            yield self.runtime
+
+    @contextmanager
+    def writing(self) -> Iterator[PartyRuntime]:
+        with self.lock:
+            self.runtime.check_writable()
+            yield self.runtime
+
+    def check_open(self) -> None:
+        self.runtime.check_writable()
+
+    @property
+    def title(self) -> str:
+        """The title as the members set it; before they did, the one given at creation."""
+        system = self.system_item
+        if system is not None:
+            value = system.get("title")
+            if isinstance(value, str):
+                return value
+        return self._title
+
+    @title.setter
+    def title(self, title: str) -> None:
+        system = self.system_item
+        if system is None:
+            raise Refused("the party's system item is not here yet")
+        system["title"] = title
+
+    @property
+    def system_item(self) -> PropertySetItem | None:
+        """The root of the item DAG; the party's title and shared settings are its properties."""
+        with self.reading() as runtime:
+            item = runtime.processor.system_item
+            if item is None or runtime.state.record(item) is None:
+                return None
+            return PropertySetItem(self, item)
+
+    # making items
+
+    def create(
+        self,
+        model: Any = "property-set",
+        *,
+        type: str = "",
+        parent: Item | None = None,
+        name: str = "",
+        version: int | None = None,
+        **properties: Value,
+    ) -> Any:
+        """Make an item. The model is a name, a registered class, or an instance of a dataclass with a schema."""
+        if not isinstance(model, str):
+            from echostore.peer.schema import create_from_object
+
+            return create_from_object(self, model, parent=parent, name=name)
+        known = self.peer.models.latest(model)
+        if known is None and version is None:
+            names = ", ".join(sorted({known for known, _ in self.peer.models.names()}))
+            raise UsageError(f"the model {model!r} is not registered", next_step=f"Known models: {names}.")
+        genesis_version = version or known or 1
+        if properties and model != PropertySet.name:
+            raise UsageError(f"a {model} takes no properties", next_step="Put them into a property-set.")
+        return self._create(model, genesis_version, type=type, parent=parent, name=name, properties=properties)
+
+    def _create(
+        self,
+        model: str,
+        version: int,
+        *,
+        type: str,
+        parent: Item | None,
+        name: str,
+        properties: Mapping[str, Value],
+        **more: Any,
+    ) -> Any:
+        if parent is not None:
+            self.check_own(parent)
+        with self.writing() as runtime:
+            if runtime.open_edits and not runtime.in_batch:
+                runtime.seal_edits()
+            elif runtime.open_edits:
+                runtime.collect_edits()
+            runtime.writer()
+            item = runtime.next_item()
+            depth = 0 if runtime.data is None else runtime.data.next_depth
+            where = None if parent is None else parent._record().item
+            genesis = Genesis(item, model, version, type, where, depth, **more)
+            inception = more.get("inception_key")
+            if inception:
+                key = self.peer.keys.key(inception)
+                genesis = self._with_proof(genesis, key)
+            operations = [ItemOperation(item, GENESIS, genesis)]
+            changes = tuple(
+                Set((key,), check_value(self._plain(value), where=key)) for key, value in properties.items()
+            )
+            if changes:
+                if self.has_schemas:
+                    self.schemas.check_new(type, {change.path[0]: change.value for change in changes})
+                operations.append(ItemOperation(item, PropertySet.name, changes))
+            elif self.has_schemas and model == PropertySet.name:
+                self.schemas.check_new(type, {})
+            if name:
+                operations.append(ItemOperation(item, METADATA, (Set((NAME_KEY,), check_value(name)),)))
+            runtime.operate(operations)
+            return self.handle(item)
+
+    def _with_proof(self, genesis: Genesis, key: SigningKey) -> Genesis:
+        from dataclasses import replace
+
+        return replace(genesis, id_proof=sign_view(self.key, encode_genesis(genesis), key))
+
+    def link(self, source: Item, target: Item | Reference, *, type: str = "link", **properties: Value) -> Item:
+        """A typed edge from an item to another, of this or another party. The link is itself an item."""
+        self.check_own(source)
+        end = self.reference_to(target) if isinstance(target, Item) else target
+        made: Item = self._create(
+            PropertySet.name,
+            PropertySet.version,
+            type=type,
+            parent=None,
+            name="",
+            properties=properties,
+            source=source._record().item,
+            target=end.item,
+            target_party=end.party,
+        )
+        return made
+
+    def create_view(
+        self,
+        view_class: str,
+        display_name: str,
+        *,
+        parent: Item | None = None,
+        key: bytes | None = None,
+        **properties: Value,
+    ) -> PropertySetItem:
+        """A view: an item that an inception key names and proves, found by its class."""
+        if not self.peer.view_classes.known(view_class):
+            raise UsageError(
+                f"the view class {view_class!r} is not registered",
+                next_step="Register it with peer.view_classes.register(...).",
+            )
+        inception = key or self.peer.new_view_key()
+        with self.reading() as runtime:
+            if self.find_view(inception) is not None:
+                raise Refused(f"there is a view with the inception key {inception.hex()[:8]} already")
+            del runtime
+        made: PropertySetItem = self._create(
+            PropertySet.name,
+            PropertySet.version,
+            type="view",
+            parent=parent,
+            name=display_name,
+            properties={"view_class": view_class, "display_name": display_name, **properties},
+            inception_key=inception,
+        )
+        return made
+
+    def views(self, view_class: str | None = None) -> list[PropertySetItem]:
+        """The party's views, of one class if given."""
+        with self.reading() as runtime:
+            found: dict[bytes, tuple[int, ItemId]] = {}
+            for item in runtime.views():
+                record = runtime.state.record(item)
+                assert record is not None
+                key = record.genesis.inception_key
+                best = found.get(key)
+                if best is None or (record.genesis.depth, item) < best:
+                    found[key] = (record.genesis.depth, item)
+            handles = [PropertySetItem(self, item) for _, item in sorted(found.values())]
+        return [view for view in handles if not view.deleted and view_class in (None, view.get("view_class"))]
+
+    def find_view(self, inception_key: bytes) -> PropertySetItem | None:
+        return next((view for view in self.views() if view._record().genesis.inception_key == inception_key), None)
+
+    # finding items
+
+    def handle(self, item: ItemId) -> Item:
+        """A handle of the right kind; the item must be here."""
+        record = self.runtime.state.record(item)
+        if record is None:
+            raise NotFound(f"item {item_text(item)[:8]} is not in the party")
+        model = record.model
+        if getattr(model, "opaque", False):
+            return CustomItem(self, item)
+        return HANDLES.get(record.genesis.model, CustomItem)(self, item)
+
+    def has(self, item: ItemId) -> bool:
+        with self.reading() as runtime:
+            return runtime.state.record(item) is not None
+
+    def get(self, item: ItemId | str | Reference) -> Any:
+        """An item by id, id text (any unique prefix of at least four digits), reference or locator."""
+        with self.reading() as runtime:
+            if isinstance(item, Reference):
+                item = item.item
+            if isinstance(item, bytes):
+                if len(item) != ITEM_ID_BYTES:
+                    raise UsageError(f"an item id has {ITEM_ID_BYTES} bytes, got {len(item)}")
+                return self.handle(ItemId(item))
+            text = item.strip()
+            if text.startswith("echo://"):
+                party, text = parse_locator(text)
+                if party != self.key:
+                    raise NotFound("the locator names another party")
+            if len(text) == 2 * KEY_BYTES:
+                view = self.find_view(bytes.fromhex(text))
+                if view is None:
+                    raise NotFound(f"no view with the inception key {text[:8]} is in the party")
+                return view
+            return self.handle(self._by_text(runtime, text.lower()))
+
+    def _by_text(self, runtime: PartyRuntime, text: str) -> ItemId:
+        if len(text) == 2 * ITEM_ID_BYTES:
+            try:
+                return item_from_text(text)
+            except ValueError:
+                raise UsageError(f"{text!r} is not an item id") from None
+        if len(text) < 4 or not all(digit in "0123456789abcdef" for digit in text):
+            raise UsageError(f"{text!r} is not an item id", next_step="Give at least four hex digits.")
+        found = [item for item in runtime.all_items() if item_text(item).startswith(text)]
+        if not found:
+            raise NotFound(f"no item starts with {text}")
+        if len(found) > 1:
+            raise UsageError(f"{len(found)} items start with {text}", next_step="Give more digits.")
+        return found[0]
+
+    def items(self) -> list[Item]:
+        """All items that are not deleted, in the order of their ids."""
+        with self.reading() as runtime:
+            return [self.handle(item) for item in runtime.all_items() if not self.is_deleted(item)]
+
+    def roots(self) -> list[Item]:
+        """Items that hang below the system item."""
+        with self.reading() as runtime:
+            system = runtime.processor.system_item
+            return [self.handle(item) for item in runtime.source.roots() if item != system]
+
+    def is_deleted(self, item: ItemId) -> bool:
+        """Whether an item or anything it hangs below was deleted."""
+        with self.reading() as runtime:
+            at: ItemId | None = item
+            while at is not None:
+                record = runtime.state.record(at)
+                if record is None:
+                    return False
+                if record.deleted:
+                    return True
+                at = runtime.state.home(at)
+            return False
+
+    def query(self, type: str | None = None, **equals: Value) -> Query[Any]:
+        """A query over the items; see docs/queries.md."""
+        return query_over(self.live, type=type, **equals)
+
+    def index(self, *names: str) -> None:
+        """Declare properties that queries filter on often: they get an index."""
+        with self.writing() as runtime:
+            runtime.declare(names)
+            self.peer.meta.set_setting("declared", sorted(runtime.declared), party=self.key)
+
+    # writing
+
+    def batch(self) -> AbstractContextManager[None]:
+        """Everything written inside is one message: delivered together, shown together, undone together."""
+        return self._batch()
+
+    @contextmanager
+    def _batch(self) -> Iterator[None]:
+        with self.writing() as runtime, runtime.batch():
+            yield
+
+    def seal(self) -> None:
+        """Turn edits in place into a message, unless a batch is open."""
+        if not self.runtime.in_batch:
+            self.runtime.seal_edits()
+
+    def flush(self) -> Receipt:
+        """Make everything written so far durable."""
+        with self.writing() as runtime:
+            runtime.flush()
+            own = runtime.data
+            feed = own.cursor.key if own else b""
+            return Receipt(self, runtime.anchor(), feed, own.cursor.length if own else 0)
+
+    def undo(self) -> bool:
+        """Take back the last batch that this device wrote and has not taken back; False when there is none."""
+        from echostore.peer.undo import undo
+
+        with self.writing() as runtime:
+            return undo(runtime)
+
+    def redo(self) -> bool:
+        """Put back what the last undo took; False when there is none."""
+        from echostore.peer.undo import redo
+
+        with self.writing() as runtime:
+            return redo(runtime)
+
+    # positions and the past
+
+    @property
+    def timeframe(self) -> Timeframe:
+        """What of the data feeds is in the state."""
+        with self.reading() as runtime:
+            return runtime.processor.timeframe
+
+    def anchor(self) -> Anchor:
+        """The position after everything processed so far; flushes first, so that it lasts."""
+        with self.reading() as runtime:
+            if runtime.writable:
+                runtime.flush()
+            return runtime.anchor()
+
+    def stream(self, after: Anchor | str | None = None) -> Stream:
+        """The delivered messages after an anchor, in causal order."""
+        return Stream(self, after)
+
+    def as_of(self, moment: Any) -> "Party":
+        """The party at a timeframe, anchor or time, read-only."""
+        from echostore.peer.history import party_as_of
+
+        return party_as_of(self, moment)
+
+    def snapshot(self) -> Snapshot:
+        """The content-addressed state. Its CID is equal on every peer with an equal timeframe and admission."""
+        with self.reading() as runtime:
+            return take_snapshot(runtime)
+
+    # members
+
+    @property
+    def members(self) -> "Members":
+        from echostore.peer.members import Members
+
+        return Members(self)
+
+    # schemas
+
+    @property
+    def schemas(self) -> "Schemas":
+        if self._schemas is None:
+            from echostore.peer.schema import Schemas
+
+            self._schemas = Schemas(self)
+        return self._schemas
+
+    @property
+    def has_schemas(self) -> bool:
+        return self.runtime.schema_count > 0
+
+    def check_schema(self, record: ItemRecord, changes: tuple[Change, ...]) -> None:
+        self.schemas.check_change(record, changes)
+
+    # forks and replication
+
+    @property
+    def sync_port(self) -> PartySyncPort:
+        """This party as replication sees it."""
+        if self._sync_port is None:
+            self._sync_port = PartySyncPort(self)
+        return self._sync_port
+
+    def report_forks(self) -> int:
+        """Tell the party of forks found here that it does not know yet; returns how many were told."""
+        with self.reading() as runtime:
+            if not runtime.writable or runtime.control is None:
+                return 0
+            known = runtime.processor.membership.machine.forks
+            fresh = [proof for proof in runtime.feeds.forks() if known.get(proof.feed, proof.seq + 1) > proof.seq]
+            opener = self.peer.opener
+            for proof in fresh:
+                runtime.issue([opener.sign(self.key, ForkEvidence(proof), identity=opener.identity_in(self))])
+            return len(fresh)
+
+    # telling
+
+    @property
+    def status(self) -> PartyStatus:
+        """What is where: per feed held, processed and known; own blocks no one else holds; rejects."""
+        return party_status(self)
+
+    def rejected(self) -> list[Reject]:
+        """Everything that did not enter the state, with its reason."""
+        with self.reading() as runtime:
+            return runtime.processor.rejects()
+
+    def acknowledge(self, device: bytes, lengths: Mapping[bytes, int]) -> None:
+        """Another peer says how much it holds durably."""
+        with self._changed:
+            known = self._acknowledged.setdefault(device, {})
+            for feed, length in lengths.items():
+                known[feed] = max(known.get(feed, 0), length)
+            self._changed.notify_all()
+
+    def acknowledged(self, feed: bytes, length: int) -> int:
+        """How many other peers said that they hold a feed up to a length."""
+        with self.lock:
+            return sum(1 for held in self._acknowledged.values() if held.get(feed, 0) >= length)
+
+    def shared_length(self, feed: bytes) -> int:
+        """Up to which length some other peer said it holds a feed."""
+        with self.lock:
+            return max((held.get(feed, 0) for held in self._acknowledged.values()), default=0)
+
+    def known_length(self, feed: bytes) -> int:
+        """The greatest length of a feed that anyone announced."""
+        with self.lock:
+            return max(self._announced.get(feed, 0), self.shared_length(feed))
+
+    def announced(self, feed: bytes, length: int) -> None:
+        with self.lock:
+            self._announced[feed] = max(self._announced.get(feed, 0), length)
+
+    def wait_for(self, condition: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait until a condition over this party holds."""
+        with self._changed:
+            return self._changed.wait_for(condition, timeout)
+
+    def notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    # life
+
+    def close(self) -> None:
+        """Make all durable and release the party; other parties of the peer stay open."""
+        self.peer.close_party(self.key)
+
+    def pause(self) -> None:
+        """Hold new blocks without processing them, also after a restart, until `resume`."""
+        self.peer.pause_party(self.key)
+
+    # for handles
+
+    def check_own(self, item: Item) -> None:
+        if item.party.key != self.key:
+            raise UsageError(
+                "the item belongs to another party", next_step="Refer to it by a property or a link instead."
+            )
+
+    def reference_to(self, item: Item) -> Reference:
+        """A reference to an item, naming its party when that is another one."""
+        return Reference(item.id, None if item.party.key == self.key else item.party.key)
+
+    def _plain(self, value: Value) -> Value:
+        from echostore.peer.items import _references
+
+        return _references(self, value)
+
+    def feed_of(self, feed: FeedId) -> FeedKey:
+        return self.runtime.processor.feed_key(feed)
+
+    def own_feeds(self) -> list[FeedId]:
+        return [own.feed for own in (self.runtime.control, self.runtime.data) if own is not None]
+
+    def __repr__(self) -> str:
+        return f"<party {self.key.hex()[:8]} {self._title!r}>"

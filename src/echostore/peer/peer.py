@@ -1,0 +1,344 @@
+"""Peer: a running process with keys and a store. `echostore.open` makes one.
+
+    peer = echostore.open("data", name="Laptop")      one writer per home; others may open it read-only
+    party = peer.create_party("Road trip")            parties open on first use; an untouched one costs nothing
+
+One lock guards the peer. A background thread makes writes durable shortly after they are made; `flush` does it now.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from echostore.kernel.errors import Closed, NotFound, Refused, UsageError
+from echostore.kernel.ids import PartyKey
+from echostore.kernel.models.factory import ModelFactory
+from echostore.kernel.values import parse_locator
+from echostore.peer.identity import JoinRequest, Welcome
+from echostore.peer.identity import Self as OwnSelf
+from echostore.peer.opening import PartyOpener
+from echostore.peer.party import Party
+from echostore.peer.query import MultiQuery
+from echostore.peer.sync_port import PartySyncPort
+from echostore.peer.view_classes import ViewClasses
+from echostore.store.home import Home
+from echostore.store.instance import check_in
+from echostore.store.key_store import KeyStore, KeyUse
+from echostore.store.meta_store import KnownParty, MetaStore, PartyState
+from echostore.wire.signing import SigningKey
+from echostore.wire.values import value_from_bytes
+
+FLUSH_AFTER_S = 0.1
+"""How long a write may stay in memory alone: a tenth of a second of typing makes one block."""
+
+
+def open_peer(
+    path: str | os.PathLike[str],
+    *,
+    name: str | None = None,
+    passphrase: str | None = None,
+    create: bool = True,
+    read_only: bool = False,
+    background: bool = True,
+    now_ms: Callable[[], int] | None = None,
+) -> "Peer":
+    """Open the peer whose data is in a folder; with `create`, make it on first use."""
+    home = Home.open(path, create=create and not read_only)
+    return Peer(home, name=name, passphrase=passphrase, read_only=read_only, background=background, now_ms=now_ms)
+
+
+class Peer:
+    """An open home. Use as a context manager, or call `close`."""
+
+    def __init__(
+        self,
+        home: Home,
+        *,
+        name: str | None,
+        passphrase: str | None,
+        read_only: bool,
+        background: bool,
+        now_ms: Callable[[], int] | None,
+    ) -> None:
+        self.home = home
+        self.read_only = read_only
+        self.lock = threading.RLock()
+        self.now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
+        self.models = ModelFactory(value_from_bytes)
+        self._file_lock = None if read_only else home.lock()
+        self.closed = False
+        self._parties: dict[PartyKey, Party] = {}
+        try:
+            self.instance = None if read_only else check_in(home)
+            self.keys = self._open_keys(passphrase)
+            self.meta = self._open_meta()
+            self.myself = OwnSelf(self.keys, self.meta, name=name, writable=not read_only)
+            self.view_classes = ViewClasses(self.meta)
+            self.opener = PartyOpener(self)
+            if not read_only:
+                self.opener.after_check_in()
+        except BaseException:
+            self._release()
+            raise
+        self._due = threading.Event()
+        self._stop = False
+        self._flusher: threading.Thread | None = None
+        self._background = background and not read_only
+
+    def _open_keys(self, passphrase: str | None) -> KeyStore:
+        if self.home.keys.exists():
+            return KeyStore.open(self.home.keys, passphrase)
+        if self.read_only:
+            raise NotFound(f"there is no key store in {self.home.path}")
+        if self.home.party_keys():
+            raise Refused(
+                f"{self.home.keys} is missing while parties are there",
+                next_step="Restore the file from a backup; without it this device can't write to its parties.",
+            )
+        return KeyStore.create(self.home.keys, passphrase)
+
+    def _open_meta(self) -> MetaStore:
+        fresh = not self.home.meta.exists()
+        meta = MetaStore(self.home.meta, writable=not self.read_only)
+        if fresh and self.home.party_keys():
+            meta.rebuild(self.home)
+        if not self.read_only:
+            meta.finish_forgetting(self.home)
+        return meta
+
+    # who
+
+    @property
+    def name(self) -> str:
+        return self.myself.name
+
+    @property
+    def identity(self) -> bytes:
+        """This peer's identity key."""
+        return self.myself.identity
+
+    @property
+    def device(self) -> bytes:
+        return self.myself.device
+
+    def new_view_key(self) -> bytes:
+        """A fresh inception key for a view."""
+        key = SigningKey.generate()
+        self.keys.add_many([(KeyUse.VIEW, key, "")])
+        return key.public
+
+    def keep_feed_keys(self, party: PartyKey, keys: list[SigningKey]) -> None:
+        """Feed keys are durable before their first block."""
+        self.keys.add_many([(KeyUse.FEED, key, party.hex()) for key in keys])
+
+    # parties
+
+    def create_party(self, title: str, *, local: bool = False) -> Party:
+        """A new party with this peer as its owner; a local one needs no identity and can be adopted later."""
+        self._check_writable()
+        if not title.strip():
+            raise UsageError("a party needs a title")
+        with self.lock:
+            return self._keep(self.opener.create(title, local=local))
+
+    def create_child(self, parent: Party, title: str) -> Party:
+        """A light-weight party: it shares the parent's members and has its own feeds, history and undo."""
+        self._check_writable()
+        with self.lock:
+            return self._keep(self.opener.create_child(parent, title))
+
+    def parties(self) -> list[KnownParty]:
+        """The parties of this peer, without opening them."""
+        return [party for party in self.meta.parties() if party.state is not PartyState.FORGOTTEN]
+
+    def party(self, which: PartyKey | str) -> Party:
+        """An open party by key, unique prefix of its key in hex, or `@title`."""
+        with self.lock:
+            self._check_open()
+            key = self._party_key(which)
+            party = self._parties.get(key)
+            if party is None or party.runtime.closed:
+                known = self.meta.party(key)
+                if known.state is PartyState.CLOSED:
+                    raise Refused(f"party {key.hex()[:8]} is closed", next_step="Resume it first.")
+                party = self._keep(self.opener.open(known))
+            return party
+
+    def _party_key(self, which: PartyKey | str) -> PartyKey:
+        known = self.parties()
+        if isinstance(which, bytes):
+            found = [party for party in known if party.key == which]
+        elif which.startswith("@"):
+            found = [party for party in known if self._title_of(party) == which[1:]]
+        else:
+            found = [party for party in known if which and party.key.hex().startswith(which.lower())]
+        if not found:
+            shown = which.hex()[:8] if isinstance(which, bytes) else which
+            raise NotFound(f"no party {shown!r} here", next_step="`echostore party list` shows the parties.")
+        if len(found) > 1:
+            raise UsageError(f"{len(found)} parties match {which!r}", next_step="Give more of the key.")
+        return found[0].key
+
+    def _title_of(self, known: KnownParty) -> str:
+        party = self._parties.get(known.key)
+        return party.title if party is not None and not party.runtime.closed else known.title
+
+    def _keep(self, party: Party) -> Party:
+        party.runtime.on_write = self._written
+        self._parties[party.key] = party
+        return party
+
+    def open_parties(self) -> list[Party]:
+        return [party for party in self._parties.values() if not party.runtime.closed]
+
+    def resolve(self, locator: str) -> Any:
+        """The item or view that a locator names, if its party is here; None when it is not."""
+        party, item = parse_locator(locator)
+        try:
+            return self.party(party).get(item)
+        except NotFound:
+            return None
+
+    def query(self, type: str | None = None, **equals: Any) -> MultiQuery[Any]:
+        """A query over all active parties."""
+        parties = [self.party(known.key) for known in self.parties() if known.state is PartyState.ACTIVE]
+        query: MultiQuery[Any] = MultiQuery([party.live for party in parties])
+        if type is not None:
+            query = query.where(type=type)
+        return query.where(**equals) if equals else query
+
+    # joining, over whatever link there is
+
+    def request_join(self, party: PartyKey) -> JoinRequest:
+        """Prepare this device's feeds for a party and say what an admin needs to admit it."""
+        self._check_writable()
+        with self.lock:
+            return self.opener.request_join(party)
+
+    def enter(self, welcome: Welcome) -> Party:
+        """Start following a party that has admitted this device."""
+        self._check_writable()
+        with self.lock:
+            return self._keep(self.opener.enter(welcome))
+
+    def sync_port(self, party: PartyKey) -> PartySyncPort:
+        """One party as replication sees it."""
+        return self.party(party).sync_port
+
+    # life of a party
+
+    def pause_party(self, key: PartyKey) -> None:
+        """Hold new blocks of a party without processing them, until `resume_party`."""
+        self._set_state(key, PartyState.PAUSED)
+        with self.lock:
+            self.party(key).runtime.processor.paused = True
+
+    def resume_party(self, key: PartyKey) -> Party:
+        self._set_state(key, PartyState.ACTIVE)
+        party = self.party(key)
+        with self.lock:
+            party.runtime.processor.resume()
+        return party
+
+    def close_party(self, key: PartyKey) -> None:
+        """Close a party for good, until it is resumed: nothing of it is opened or decoded."""
+        with self.lock:
+            party = self._parties.pop(key, None)
+            if party is not None:
+                party.runtime.close()
+        self._set_state(key, PartyState.CLOSED)
+
+    def forget_party(self, key: PartyKey) -> None:
+        """Delete everything this peer holds of a party. Other members keep theirs."""
+        self._check_writable()
+        with self.lock:
+            self.meta.party(key)
+            party = self._parties.pop(key, None)
+            if party is not None:
+                party.runtime.close()
+            self.meta.forget(self.home, key)
+
+    def _set_state(self, key: PartyKey, state: PartyState) -> None:
+        self._check_writable()
+        with self.lock:
+            self.meta.set_state(key, state)
+
+    # durability
+
+    def flush(self) -> None:
+        """Make all writes of all parties durable."""
+        with self.lock:
+            for party in self.open_parties():
+                if party.runtime.writable:
+                    party.runtime.flush()
+
+    def _written(self) -> None:
+        if not self._background or self._due.is_set():
+            return
+        self._due.set()
+        if self._flusher is None:
+            self._flusher = threading.Thread(target=self._flush_loop, name="echostore-flush", daemon=True)
+            self._flusher.start()
+
+    def _flush_loop(self) -> None:
+        while True:
+            self._due.wait()
+            if self._stop:
+                return
+            time.sleep(FLUSH_AFTER_S)
+            self._due.clear()
+            with self.lock:
+                if self.closed:
+                    return
+                for party in self.open_parties():
+                    runtime = party.runtime
+                    # A failed store shows itself to the next writer; this thread only stops asking.
+                    if runtime.failure is None and not runtime.in_batch and runtime.writable:
+                        runtime.flush_quietly()
+
+    def close(self) -> None:
+        """Make everything durable, release the files and the lock. A second call does nothing."""
+        with self.lock:
+            if self.closed:
+                return
+            self.closed = True
+            self._stop = True
+            self._due.set()
+            try:
+                for party in list(self._parties.values()):
+                    party.runtime.close()
+            finally:
+                self._release()
+        if self._flusher is not None and self._flusher is not threading.current_thread():
+            self._flusher.join()
+
+    def _release(self) -> None:
+        meta = getattr(self, "meta", None)
+        if meta is not None:
+            meta.close()
+        if self._file_lock is not None:
+            self._file_lock.release()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise Closed("the peer has been closed", next_step="Open it again.")
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if self.read_only:
+            raise Refused("the peer is open read-only")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<peer {self.name!r} at {Path(self.home.path).name}>"

@@ -1,0 +1,640 @@
+"""PartyProcessor: the live state of one party. Blocks in, items out.
+
+    FeedStore -> Orderer -> control messages -> Membership (PartyMachine) -> admission
+                         -> data messages    -> PartyState (items)        -> ItemStore, streams, live queries
+
+The state is a function of the data timeframe, the admission and the base epoch. When control says something new about
+blocks that were already applied (a removal with a cut, a fork, a removal that turned out void), the items that those
+blocks wrote are folded again from their operations.
+
+One processor belongs to one thread at a time: `Peer` holds the lock. It starts no threads and reads no clock.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from echostore.kernel.errors import Corrupt
+from echostore.kernel.ids import FeedId, FeedKey, IdentityKey, ItemId, Link, PartyKey, created_item_id, feed_id
+from echostore.kernel.items.operations import ItemOperation, Reject, WriterRole
+from echostore.kernel.items.record import ItemRecord
+from echostore.kernel.items.state import PartyState
+from echostore.kernel.models.base import OperationRefused
+from echostore.kernel.models.factory import ModelFactory
+from echostore.kernel.order import CONTROL, DATA, Delivery, Ended, Envelope, FeedCursor, Orderer
+from echostore.kernel.party.admission import Admission
+from echostore.kernel.party.credentials import FeedKind, Role
+from echostore.kernel.reasons import Reason
+from echostore.kernel.timeframe import Dependency, Position, Timeframe, link_prefix
+from echostore.peer.checkpoints import load_cursors, load_moves, load_record
+from echostore.peer.membership import Membership
+from echostore.peer.reading import BlockReader
+from echostore.store.feed_store import FeedStore
+from echostore.store.item_store import ItemStore
+from echostore.wire.messages import decode_envelope, decode_operations
+
+READER_ROLES = frozenset({Role.READER})
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A data message that entered the state, as streams show it."""
+
+    feed: FeedId
+    seq: int
+    link: Link
+    depth: int
+    time_ms: int
+    operations: tuple[ItemOperation, ...]
+    writer: WriterRole
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the processor has done since it was opened."""
+
+    delivered: int = 0
+    applied: int = 0
+    excluded: int = 0
+    refolds: int = 0
+    refolded_items: int = 0
+    rebuilds: int = 0
+
+
+Listener = Callable[[set[ItemId], list[Delivered]], None]
+
+
+@dataclass(slots=True)
+class _Pending:
+    """What a run has collected for its listeners."""
+
+    delivered: list[Delivered] = field(default_factory=list)
+
+
+class PartyProcessor:
+    """Owns the orderer, the membership and the state of one party."""
+
+    def __init__(
+        self,
+        party: PartyKey,
+        *,
+        feeds: FeedStore,
+        items: ItemStore | None,
+        factory: ModelFactory,
+        genesis_feed: FeedKey | None,
+        parent: "PartyProcessor | None" = None,
+    ) -> None:
+        self.party = party
+        self.feeds = feeds
+        self.items = items
+        self.factory = factory
+        self.parent = parent
+        self.membership: Membership = parent.membership if parent else Membership(party)
+        self.reader = BlockReader(feeds)
+        self.orderer = Orderer(fetch=self.reader.fetch, lookup=self.reader.lookup)
+        self.counters = Counters()
+        self.listeners: list[Listener] = []
+        self.streaming = False
+        """Whether any listener wants the delivered messages themselves."""
+        self.touches: list[tuple[ItemId, FeedId, int]] = []
+        self.new_rejects: list[Reject] = []
+        self.advanced: set[FeedId] = set()
+        """Feeds that moved since this device last wrote: what its next message must name."""
+        self._genesis_feed = genesis_feed
+        self._admission: Admission | None = None
+        self.child_system_item: ItemId | None = None
+        self.paused = False
+        """Hold new blocks without processing them."""
+        self.children: list[PartyProcessor] = []
+        self.generations: dict[ItemId, int] = {}
+        self.before_refold: Callable[[], None] = lambda: None
+        """Makes this device's own open writes readable from the store."""
+        self._pending = _Pending()
+        self.state = self._blank_state()
+
+    # opening
+
+    def open(self) -> None:
+        """Fold control, take the items from the last checkpoint where it fits, and fold the tail."""
+        self._follow_control()
+        checkpoint = load_cursors(self.items) if self.items else None
+        if checkpoint is not None and checkpoint.admission == self.admission.digest and self._fits(checkpoint.cursors):
+            for cursor in checkpoint.cursors:
+                self._follow(cursor)
+            self.state = self._blank_state()
+        elif checkpoint is not None and checkpoint.cursors:
+            self.counters.rebuilds += 1
+            assert self.items is not None
+            self.items.clear()
+        self._follow_data()
+        self.advance(list(self.orderer.cursors))
+
+    def _blank_state(self) -> PartyState:
+        return PartyState(
+            self.party,
+            self.factory,
+            load=self._load,
+            identity_of=self.identity_of,
+            moves=load_moves(self.items) if self.items else (),
+        )
+
+    def _load(self, item: ItemId) -> ItemRecord | None:
+        return load_record(self.items, item, self.factory) if self.items else None
+
+    def _fits(self, cursors: Iterable[FeedCursor]) -> bool:
+        """Whether the feeds still hold what the checkpoint was made from."""
+        for cursor in cursors:
+            if not self.feeds.has_feed(cursor.key) or self.feeds.length(cursor.key) < cursor.length:
+                return False
+            if cursor.length and self.feeds.link_at(cursor.key, cursor.length - 1) != cursor.link:
+                return False
+        return True
+
+    def _follow_control(self) -> None:
+        if self.parent is not None:
+            self.parent.children.append(self)
+            for cursor in self.parent.orderer.cursors.values():
+                if cursor.kind == CONTROL:
+                    self.orderer.add(cursor)
+            return
+        for held in self.feeds.feeds():
+            if held.kind == CONTROL and feed_id(held.key) not in self.orderer.cursors:
+                self._follow(FeedCursor(held.key, CONTROL))
+        control = [feed for feed, cursor in self.orderer.cursors.items() if cursor.kind == CONTROL]
+        for event in self.orderer.run(control):
+            self._take_control(event)
+        self._admission = None
+
+    def _follow_data(self) -> None:
+        """Follow every admitted data feed of which something is held."""
+        for feed, record in self.admission.by_id.items():
+            if record.kind is FeedKind.DATA and feed not in self.orderer.cursors and self.feeds.has_feed(record.feed):
+                self._follow(FeedCursor(record.feed, DATA))
+
+    def _follow(self, cursor: FeedCursor) -> None:
+        if cursor.id in self.orderer.cursors:
+            return
+        cursor.held = self._held_length(cursor.kind, cursor.key)
+        self.orderer.add(cursor)
+        for number, branch in enumerate(self.feeds.branches(cursor.key), 1):
+            self._follow_branch(cursor, number, branch.start_seq, branch.start_seq + len(branch.blocks))
+
+    def _held_length(self, kind: str, key: FeedKey) -> int:
+        """How much of a feed there is to process; the past sees less."""
+        return self.feeds.length(key)
+
+    def _follow_branch(self, main: FeedCursor, number: int, start_seq: int, end_seq: int) -> None:
+        """Follow another branch of a forked feed from its first block: its depths must be checked like any."""
+        branch = FeedCursor(main.key, main.kind, branch=number, held=end_seq)
+        self.orderer.add(branch)
+
+    # what holds now
+
+    @property
+    def admission(self) -> Admission:
+        if self._admission is None:
+            self._admission = self.membership.admission(self.party if self.parent else None)
+        return self._admission
+
+    @property
+    def timeframe(self) -> Timeframe:
+        """What of the data feeds is in the state: the last allowed block that was processed, with its link."""
+        entries = []
+        for feed, cursor in self.orderer.cursors.items():
+            if cursor.kind == DATA:
+                position = self._allowed_last(cursor)
+                if position is not None:
+                    entries.append((feed, position))
+        return Timeframe.of(entries)
+
+    @property
+    def control_timeframe(self) -> Timeframe:
+        return Timeframe.of(
+            (feed, Position(cursor.length - 1, cursor.link))
+            for feed, cursor in self.orderer.cursors.items()
+            if cursor.kind == CONTROL and cursor.length
+        )
+
+    def feed_key(self, feed: FeedId) -> FeedKey:
+        return self.orderer.cursors[feed].key
+
+    def _allowed_last(self, cursor: FeedCursor) -> Position | None:
+        record = self.admission.by_id.get(cursor.id)
+        if record is None:
+            return None
+        best = -1
+        for interval in record.intervals:
+            if interval.role in READER_ROLES or interval.start >= cursor.length:
+                continue
+            end = cursor.length if interval.end is None else min(interval.end, cursor.length)
+            if end > interval.start:
+                best = max(best, end - 1)
+        if best < 0:
+            return None
+        if best == cursor.length - 1:
+            return Position(best, cursor.link)
+        return Position(best, self.orderer.mark(cursor.id, best).link)
+
+    def dependencies(self, own: FeedCursor) -> tuple[Dependency, ...]:
+        """What this device has processed since the last message of its own feed, in ascending order of feed."""
+        found = []
+        control = own.kind == CONTROL
+        # A data feed looks at what moved since it last wrote; a control feed at all control feeds, which are few.
+        for feed in sorted(self.orderer.cursors if control else self.advanced):
+            cursor = self.orderer.cursors.get(feed)
+            if cursor is None or cursor is own or (control and cursor.kind != CONTROL):
+                continue
+            position = self._allowed_last(cursor) if cursor.kind == DATA else Position(cursor.length - 1, cursor.link)
+            known = own.asserted.get(feed)
+            if position is None or position.seq < 0 or (known is not None and position.seq <= known.seq):
+                continue
+            depth = cursor.depth if position.seq == cursor.length - 1 else self.orderer.mark(feed, position.seq).depth
+            found.append(Dependency(feed, position.seq, link_prefix(position.link), depth))
+        return tuple(found)
+
+    def wrote(self, own: FeedCursor) -> None:
+        """An own message was built: a data feed's has named all that moved, a control feed's is itself news."""
+        if own.kind == DATA:
+            self.advanced.clear()
+        else:
+            self.advanced.add(own.id)
+
+    def identity_of(self, feed: FeedId) -> IdentityKey | None:
+        record = self.admission.by_id.get(feed)
+        return record.identity if record else None
+
+    # advancing
+
+    def grown(self, key: FeedKey, start: int, links: list[Link], payloads: list[bytes]) -> None:
+        """Blocks of a feed were stored."""
+        feed = feed_id(key)
+        cursor = self.orderer.cursors.get(feed)
+        if cursor is None or cursor.key != key:
+            self._follow_data()
+            cursor = self.orderer.cursors.get(feed)
+            if cursor is None and self.feeds.feed(key).kind == CONTROL and self.parent is None:
+                cursor = FeedCursor(key, CONTROL)
+                self._follow(cursor)
+        if cursor is None:
+            return
+        cursor.held = self.feeds.length(key)
+        if not self.paused:
+            self.reader.arrived(feed, start, links, payloads)
+            self.advance([feed])
+
+    def resume(self) -> None:
+        """Process what was held while the party was paused."""
+        self.paused = False
+        for cursor in self.orderer.cursors.values():
+            cursor.held = self.feeds.length(cursor.key) if self.feeds.has_feed(cursor.key) else cursor.held
+        self._follow_data()
+        self.advance(list(self.orderer.cursors))
+
+    def control_moved(self) -> None:
+        """The parent's control feeds have moved: look again at what counts in this child party."""
+        for feed, cursor in (self.parent.orderer.cursors if self.parent else {}).items():
+            if cursor.kind == CONTROL:
+                if feed not in self.orderer.cursors:
+                    self.orderer.add(cursor)
+                self.advanced.add(feed)
+        self._admission_moved()
+        self._follow_data()
+        self.advance(list(self.orderer.cursors))
+
+    def fork_stored(self, key: FeedKey) -> None:
+        """Another branch of a feed was stored: follow it, so that dependencies on it can be met."""
+        feed = feed_id(key)
+        main = self.orderer.cursors.get(feed)
+        if main is None:
+            return
+        known = {cursor.branch: cursor for cursor in self.orderer.branches.get(feed, ())}
+        for number, branch in enumerate(self.feeds.branches(key), 1):
+            end_seq = branch.start_seq + len(branch.blocks)
+            if number in known:
+                known[number].held = end_seq
+            else:
+                self._follow_branch(main, number, branch.start_seq, end_seq)
+        self.advance([feed])
+
+    def advance(self, feeds: Iterable[FeedId]) -> None:
+        """Deliver all that can be delivered now, control before what depends on it, and tell the listeners."""
+        todo = list(feeds)
+        while todo:
+            before = set(self.orderer.cursors)
+            control_moved = False
+            for event in self.orderer.run(todo):
+                if event.cursor.kind == CONTROL:
+                    control_moved |= self._take_control(event)
+                elif isinstance(event, Delivery):
+                    self._take_data(event)
+                else:
+                    self._reject_end(event)
+            todo = []
+            if control_moved:
+                self._admission_moved()
+                self._follow_data()
+                for child in self.children:
+                    child.control_moved()
+                todo = [feed for feed in self.orderer.cursors if feed not in before]
+        self.finish()
+
+    def finish(self) -> None:
+        """End of a run: settle the tree, refold what rules demand, tell the listeners once."""
+        self.state.settle()
+        if self.state.refold:
+            items, self.state.refold = self.state.refold, set()
+            self.refold(items)
+        self._collect_rejects()
+        delivered, self._pending.delivered = self._pending.delivered, []
+        changed, self.state.changed = self.state.changed, set()
+        if changed or delivered:
+            for listener in list(self.listeners):
+                listener(changed, delivered)
+
+    def _take_control(self, event: Delivery | Ended) -> bool:
+        if isinstance(event, Ended):
+            self._reject_end(event)
+            return False
+        self.advanced.add(event.cursor.id)
+        self.membership.receive(event)
+        return True
+
+    def _take_data(self, delivery: Delivery) -> None:
+        cursor, seq, link, envelope = delivery
+        feed = cursor.id
+        self.counters.delivered += 1
+        self.advanced.add(feed)
+        writer = self._writer(feed, seq)
+        if writer is not None:
+            self.apply_message(feed, seq, link, envelope, writer)
+            return
+        self.counters.excluded += 1
+        self._exclude(feed, seq)
+        # Indexed all the same: should the admission change its mind, these are the items to fold again.
+        self._touch(feed, seq, self._operations(feed, seq, envelope.body))
+
+    def apply_message(
+        self,
+        feed: FeedId,
+        seq: int,
+        link: Link,
+        envelope: Envelope,
+        writer: WriterRole,
+        *,
+        operations: list[ItemOperation] | None = None,
+        own: bool = False,
+    ) -> None:
+        """Fold one allowed message into the state."""
+        body = envelope.body
+        if operations is None:
+            try:
+                operations = decode_operations(body, party=self.party, feed=feed, seq=seq)
+            except OperationRefused as refusal:
+                self.new_rejects.append(Reject(feed, seq, -1, refusal.reason, refusal.detail))
+                return
+        time_ms = body.time_ms
+        self.state.apply(
+            depth=envelope.depth, feed=feed, seq=seq, time_ms=time_ms, operations=operations, writer=writer, own=own
+        )
+        self.count_message(feed, seq, link, envelope, writer, operations)
+
+    def count_message(
+        self,
+        feed: FeedId,
+        seq: int,
+        link: Link,
+        envelope: Envelope,
+        writer: WriterRole,
+        operations: list[ItemOperation],
+    ) -> None:
+        """A message is in the state: index what it touched and remember it for the listeners."""
+        self.counters.applied += 1
+        self._touch(feed, seq, operations)
+        if self.streaming:
+            self._pending.delivered.append(
+                Delivered(feed, seq, link, envelope.depth, envelope.body.time_ms, tuple(operations), writer)
+            )
+
+    def _touch(self, feed: FeedId, seq: int, operations: list[ItemOperation]) -> None:
+        if len(operations) == 1:
+            self.touches.append((operations[0].item, feed, seq))
+        else:
+            self.touches.extend((item, feed, seq) for item in {operation.item for operation in operations})
+
+    def _writer(self, feed: FeedId, seq: int) -> WriterRole | None:
+        """Who acts at this place and as what; None when its blocks don't count there."""
+        record = self.admission.by_id.get(feed)
+        if record is None:
+            return None
+        for interval in record.intervals:
+            if interval.start <= seq and (interval.end is None or seq < interval.end):
+                if interval.role in READER_ROLES:
+                    return None
+                return WriterRole(record.identity, interval.role.label)
+        return None
+
+    def _exclude(self, feed: FeedId, seq: int) -> None:
+        reason = self.admission.why_excluded(feed, seq) or Reason.UNADMITTED
+        self.new_rejects.append(Reject(feed, seq, -1, reason, ""))
+
+    def _reject_end(self, event: Ended) -> None:
+        feed = event.cursor.id
+        self.new_rejects.append(Reject(feed, event.seq, -1, Reason.INVALID, event.reason))
+        for seq in range(event.seq + 1, min(event.cursor.held, event.seq + 1025)):
+            self.new_rejects.append(Reject(feed, seq, -1, Reason.AFTER_INVALID, ""))
+
+    def _collect_rejects(self) -> None:
+        if self.state.rejects:
+            self.new_rejects.extend(self.state.rejects)
+            self.state.rejects = []
+
+    def take_own_control(self, cursor: FeedCursor) -> None:
+        """Process control messages that this device has just appended: they are counted by the orderer already."""
+        for seq in range(len(self.membership.clocks(cursor.id)), cursor.length):
+            block = self.feeds.block(cursor.key, seq)
+            envelope = decode_envelope(block.payload, CONTROL)
+            assert isinstance(envelope, Envelope), envelope
+            self.membership.receive(Delivery(cursor, seq, block.link, envelope))
+        self._admission_moved()
+        self._follow_data()
+        for child in self.children:
+            child.control_moved()
+        self.advance(list(self.orderer.cursors))
+
+    def generation(self, item: ItemId) -> int:
+        """Under which generation this device edits an item in place; it rises when own work was excluded."""
+        return self.generations.get(item, 0)
+
+    # when control changes what counts
+
+    def _admission_moved(self) -> None:
+        """Compare what counted with what counts now; refold the items of blocks whose standing changed."""
+        before = self._admission
+        self._admission = None
+        after = self.admission
+        if before is None or before.digest == after.digest:
+            return
+        items: set[ItemId] = set()
+        for feed, cursor in self.orderer.cursors.items():
+            if cursor.kind != DATA or not cursor.length:
+                continue
+            old, new = before.by_id.get(feed), after.by_id.get(feed)
+            if old is not None and new is not None and old.intervals == new.intervals:
+                continue
+            for start, end in _differences(
+                _allowed(old.intervals if old else ()), _allowed(new.intervals if new else ()), cursor.length
+            ):
+                items.update(self._items_of(cursor, start, end))
+                self._restate(feed, start, end)
+        if items:
+            self.state.settle()
+            self.refold(items)
+            self.counters.refolds += 1
+
+    def _restate(self, feed: FeedId, start: int, end: int) -> None:
+        """Renew the rejects of blocks whose standing changed."""
+        self.new_rejects = [
+            reject for reject in self.new_rejects if not (reject.feed == feed and start <= reject.seq < end)
+        ]
+        if self.items is not None and self.items.database.writable:
+            self.items.drop_rejects(feed, range(start, end))
+        for seq in range(start, end):
+            if self._writer(feed, seq) is None:
+                self._exclude(feed, seq)
+
+    def _items_of(self, cursor: FeedCursor, start: int, end: int) -> set[ItemId]:
+        """The items that a range of blocks writes."""
+        return {operation.item for seq in range(start, end) for operation in self._operations_at(cursor.id, seq)}
+
+    def refold(self, items: Iterable[ItemId]) -> None:
+        """Fold items again from all allowed operations on them. Where an item came to exist or ceased to, what was
+        created below it or moved into it follows."""
+        self.before_refold()
+        todo = set(items)
+        while todo:
+            existed = {item: self.state.record(item) is not None for item in todo}
+            self._fold_again(frozenset(todo))
+            self.counters.refolded_items += len(todo)
+            flipped = {item for item in todo if existed[item] != (self.state.record(item) is not None)}
+            todo = self._dependents(flipped) if flipped else set()
+
+    def _fold_again(self, items: frozenset[ItemId]) -> None:
+        places = self.places(items)
+        self.state.forget(items)
+        again = set(places)
+        self.new_rejects = [
+            reject for reject in self.new_rejects if reject.position < 0 or (reject.feed, reject.seq) not in again
+        ]
+        messages = []
+        for feed, seq in places:
+            writer = self._writer(feed, seq)
+            if writer is not None:
+                cursor = self.orderer.cursors[feed]
+                envelope = decode_envelope(self.feeds.block(cursor.key, seq).payload, cursor.kind)
+                assert isinstance(envelope, Envelope), (feed.hex(), seq, envelope)
+                messages.append((envelope.depth, feed, seq, envelope.body, writer))
+        for depth, feed, seq, body, writer in sorted(messages, key=lambda message: message[:3]):
+            operations = self._operations(feed, seq, body)
+            self.state.apply(
+                depth=depth,
+                feed=feed,
+                seq=seq,
+                time_ms=body.time_ms,
+                operations=operations,
+                writer=writer,
+                only=items,
+            )
+        self.state.settle()
+        self.state.refold -= items
+
+    def _dependents(self, parents: set[ItemId]) -> set[ItemId]:
+        """Items whose genesis or moves name one of these as a parent, whether they came to exist or not."""
+        found = {record.item for record in self.state.records.values() if record.genesis.parent in parents}
+        found |= {move.item for move in self.state.tree.moves if move.parent in parents}
+        if self.items is not None:
+            for parent in parents:
+                found.update(self.items.created_below(parent))
+        for reject in self.rejects():
+            if reject.reason == Reason.NO_PARENT:
+                found.add(self._operations_at(FeedId(reject.feed), reject.seq)[reject.position].item)
+        return found
+
+    def rejects(self) -> list[Reject]:
+        """All that did not enter the state, with the reasons."""
+        known = {(reject.feed, reject.seq, reject.position): reject for reject in self.new_rejects}
+        stored = self.items.rejects() if self.items is not None else []
+        merged = {(reject.feed, reject.seq, reject.position): reject for reject in stored}
+        merged.update(known)
+        return sorted(merged.values())
+
+    def places(self, items: frozenset[ItemId]) -> list[tuple[FeedId, int]]:
+        """The blocks that write any of these items, excluded ones too: from the store's index and what came since."""
+        found = {(feed, seq) for item, feed, seq in self.touches if item in items}
+        if self.items is not None:
+            for item in items:
+                found.update(self.items.touches(item))
+        return sorted(found)
+
+    def touches_of(self, item: ItemId, feed: FeedId, start: int) -> set[int]:
+        """Seqs from `start` on at which a feed writes an item."""
+        found = {seq for touched, writer, seq in self.touches if touched == item and writer == feed and seq >= start}
+        if self.items is not None:
+            found.update(self.items.touches_after(item, feed, start))
+        return found
+
+    def delivered(self, feed: FeedId, seq: int, link: Link, envelope: Envelope) -> Delivered | None:
+        """A processed message as streams show it; None when it is excluded or malformed."""
+        writer = self._writer(feed, seq)
+        if writer is None:
+            return None
+        operations = tuple(self._operations(feed, seq, envelope.body))
+        if not operations:
+            return None
+        return Delivered(feed, seq, link, envelope.depth, envelope.body.time_ms, operations, writer)
+
+    @property
+    def system_item(self) -> ItemId | None:
+        """The party's system item: the first item of the genesis data feed."""
+        genesis = self.membership.machine.genesis
+        if self.parent is not None:
+            return self.child_system_item
+        return created_item_id(feed_id(genesis.data_feed), 0, 0) if genesis else None
+
+    def _operations_at(self, feed: FeedId, seq: int) -> list[ItemOperation]:
+        cursor = self.orderer.cursors[feed]
+        envelope = decode_envelope(self.feeds.block(cursor.key, seq).payload, cursor.kind)
+        if isinstance(envelope, Reason):
+            raise Corrupt(f"Block {seq} of feed {cursor.key.hex()} was processed and is now {envelope}.")
+        return self._operations(feed, seq, envelope.body)
+
+    def _operations(self, feed: FeedId, seq: int, body: object) -> list[ItemOperation]:
+        try:
+            return decode_operations(body, party=self.party, feed=feed, seq=seq)  # type: ignore[arg-type]  # a Message
+        except OperationRefused:
+            return []
+
+
+def _allowed(intervals: Iterable[object]) -> list[tuple[int, int | None]]:
+    return [
+        (interval.start, interval.end)  # type: ignore[attr-defined]  # Interval of the admission
+        for interval in intervals
+        if interval.role not in READER_ROLES  # type: ignore[attr-defined]  # as above
+    ]
+
+
+def _differences(
+    old: list[tuple[int, int | None]], new: list[tuple[int, int | None]], length: int
+) -> list[tuple[int, int]]:
+    """Ranges below `length` that one list covers and the other does not."""
+    edges = sorted(
+        {0, length}
+        | {min(edge, length) for ranges in (old, new) for pair in ranges for edge in pair if edge is not None}
+    )
+    found = []
+    for start, end in zip(edges, edges[1:], strict=False):
+        if start < end and _covers(old, start) != _covers(new, start):
+            found.append((start, end))
+    return found
+
+
+def _covers(ranges: list[tuple[int, int | None]], seq: int) -> bool:
+    return any(start <= seq and (end is None or seq < end) for start, end in ranges)

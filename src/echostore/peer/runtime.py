@@ -1,0 +1,414 @@
+"""PartyRuntime: one open party. Its stores, its processor, this device's own feeds, and how writes become durable.
+
+    operation -> (batch) -> message -> applied to the state -> ... flush ... -> durable -> others may read it
+
+    flush        seals open edits, signs one head per own feed, one commit
+    checkpoint   brings the ItemStore up to the state; taken every CHECKPOINT_MESSAGES messages and at close
+    snapshot     flush, checkpoint, then the nodes of the snapshot tree above what changed
+
+Everything here runs under the peer's lock.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from echostore.kernel.errors import Closed, EchoError, Refused, TooLarge
+from echostore.kernel.ids import FeedKey, ItemId, PartyKey, Stamp, created_item_id
+from echostore.kernel.items.operations import ItemOperation, WriterRole
+from echostore.kernel.items.record import ItemRecord
+from echostore.kernel.limits import OPERATIONS_MAX
+from echostore.kernel.models.base import OperationRefused
+from echostore.kernel.order import CONTROL, DATA, FeedCursor
+from echostore.kernel.party.credentials import Role
+from echostore.kernel.reasons import Reason
+from echostore.peer.anchors import Anchor
+from echostore.peer.checkpoints import cursor_rows, decode_values, index_key, move_rows, state_rows
+from echostore.peer.processor import PartyProcessor
+from echostore.peer.source import PartySource
+from echostore.peer.writer import OwnFeed
+from echostore.store.blob_store import BlobStore
+from echostore.store.feed_store import FeedStore
+from echostore.store.item_store import Checkpoint, ItemStore
+from echostore.wire.generated import credential_pb2
+from echostore.wire.messages import encode_operation
+from echostore.wire.signing import SigningKey
+
+CHECKPOINT_MESSAGES = 8192
+"""Messages between checkpoints: what a start after a kill folds again, at most."""
+
+RECORDS_MAX = 50_000
+"""Clean records kept in memory after a checkpoint; the rest is read again when touched."""
+
+Clock = Callable[[], int]
+
+
+class PartyRuntime:
+    """The live side of a party. `writable` is False for readers beside another process and for the past."""
+
+    def __init__(
+        self,
+        processor: PartyProcessor,
+        *,
+        feeds: FeedStore,
+        items: ItemStore | None,
+        blobs: BlobStore | None,
+        now_ms: Clock,
+        writable: bool,
+    ) -> None:
+        self.party: PartyKey = processor.party
+        self.processor = processor
+        self.feeds = feeds
+        self.items = items
+        self.blobs = blobs
+        self.now_ms = now_ms
+        self.writable = writable
+        self.closed = False
+        self.failure: EchoError | None = None
+        self.data: OwnFeed | None = None
+        self.control: OwnFeed | None = None
+        self.declared: set[str] = set()
+        self.source = PartySource(processor.state, items)
+        self.open_edits: dict[ItemId, ItemRecord] = {}
+        self.edit_count = 0
+        self.schema_count = 0
+        self.on_write: Callable[[], None] = lambda: None
+        """Told after every write, so that a flush is due."""
+        self.on_durable: list[Callable[[FeedKey, int], None]] = []
+        self._batch: _Batch | None = None
+        self._moves_saved = len(processor.state.tree.moves)
+        self._applied_saved = 0
+        processor.before_refold = self.flush_blocks
+        processor.listeners.append(lambda changed, delivered: self.source.touched(changed))
+
+    @property
+    def state(self) -> Any:
+        return self.processor.state
+
+    # own feeds
+
+    def adopt(self, kind: str, key: SigningKey) -> OwnFeed:
+        """Write to this own feed from now on. It must be in the store; following it starts here if it is new."""
+        processor = self.processor
+        feed_key = FeedKey(key.public)
+        cursor = processor.orderer.cursors.get(feed_key[:8])  # type: ignore[call-overload]  # a FeedId
+        if cursor is None:
+            cursor = FeedCursor(feed_key, kind, held=self.feeds.length(feed_key))
+            processor.orderer.add(cursor)
+        own = OwnFeed(processor, cursor, key)
+        if kind == CONTROL:
+            self.control = own
+        else:
+            self.data = own
+            processor.advanced.update(
+                feed for feed, other in processor.orderer.cursors.items() if other is not cursor and other.length
+            )
+        return own
+
+    def writer(self) -> WriterRole:
+        """As whom this device writes data now; Refused when it may not."""
+        if self.data is None:
+            raise Refused("this device has no feed in the party", next_step="Join the party with this device first.")
+        feed = self.data.feed
+        record = self.processor.admission.by_id.get(feed)
+        role = record.role_at(self.data.cursor.length) if record else None
+        if record is None or role is None or role is Role.READER:
+            reason = self.processor.admission.why_excluded(feed, self.data.cursor.length) or Reason.UNADMITTED
+            raise Refused(
+                f"this device may not write to the party ({reason})", next_step="Ask an admin for the role of editor."
+            )
+        return WriterRole(record.identity, role.label)
+
+    def check_writable(self) -> None:
+        if self.closed:
+            raise Closed("the party has been closed", next_step="Open the peer again.")
+        if not self.writable:
+            raise Refused("the party is open read-only")
+        if self.failure is not None:
+            raise self.failure
+
+    # writing data
+
+    def next_item(self) -> ItemId:
+        """The id that a genesis written now will have."""
+        assert self.data is not None
+        position = len(self._batch.operations) if self._batch else 0
+        return created_item_id(self.data.feed, self.data.cursor.length, position)
+
+    def operate(self, operations: list[ItemOperation], *, undoes: int | None = None) -> None:
+        """Write operations: into the open batch, or as one message."""
+        self.check_writable()
+        if self._batch is None:
+            if self.open_edits:
+                self.seal_edits()
+            writer = self.writer()
+            self._write(operations, writer, undoes=undoes)
+            self.processor.finish()
+        else:
+            self._batch.add(operations)
+
+    @contextmanager
+    def batch(self, *, undoes: int | None = None) -> Iterator[None]:
+        """All writes inside become one message. When the block raises, none of them happened."""
+        self.check_writable()
+        if self._batch is not None:  # a batch inside a batch is part of it
+            yield
+            return
+        if self.open_edits:
+            self.seal_edits()
+        batch = self._batch = _Batch(self, self.writer())
+        try:
+            yield
+            self.collect_edits()
+            if batch.operations:
+                self._batch = None
+                self._write(batch.operations, batch.writer, undoes=undoes, applied=True)
+        except BaseException:
+            self._batch = None
+            self.open_edits.clear()
+            touched = {operation.item for operation in batch.operations} | batch.edited
+            if touched:
+                self.processor.refold(touched)
+            self.processor.finish()
+            raise
+        self._batch = None
+        self.processor.finish()
+
+    @property
+    def in_batch(self) -> bool:
+        return self._batch is not None
+
+    def _write(
+        self, operations: list[ItemOperation], writer: WriterRole, *, undoes: int | None, applied: bool = False
+    ) -> None:
+        own = self.data
+        assert own is not None
+        if len(operations) > OPERATIONS_MAX:
+            raise TooLarge(f"a batch of {len(operations)} operations; at most {OPERATIONS_MAX} fit one message")
+        feed, seq = own.feed, own.cursor.length
+        encoded = [encode_operation(feed, operation) for operation in operations]
+        envelope, link = own.seal(time_ms=self.now_ms(), operations=encoded, undoes=undoes)
+        if applied:
+            self.processor.count_message(feed, seq, link, envelope, writer, operations)
+        else:
+            self.processor.apply_message(feed, seq, link, envelope, writer, operations=operations, own=True)
+        if own.full:
+            self.flush_blocks()
+        self.on_write()
+        self.checkpoint_if_due()
+
+    def apply_now(self, operation: ItemOperation, position: int, writer: WriterRole, depth: int) -> None:
+        """Show one operation of an open batch to its writer."""
+        assert self.data is not None
+        stamp = Stamp(depth, self.data.feed, self.data.cursor.length, position)
+        self.state.apply_own(operation, stamp, self.now_ms(), writer)
+
+    # open edits of texts and lists
+
+    def edit(self, record: ItemRecord) -> None:
+        """An item is about to be edited in place: its edits become an operation when they are sealed."""
+        self.check_writable()
+        writer = self.writer()
+        rule = record.rule_at(Stamp(1 << 62, self.data.feed, 0, 0)) if self.data else None
+        if rule is not None and writer.role != "owner" and not rule.allows(writer.role, writer.identity):
+            raise Refused("the item's access metadata does not let this member write it")
+        assert self.data is not None
+        record.model.begin(self.data.feed, self.processor.generation(record.item))
+        self.open_edits[record.item] = record
+        self.state.dirty.add(record.item)
+        self.state.changed.add(record.item)
+        if self._batch is not None:
+            self._batch.edited.add(record.item)
+        self.on_write()
+
+    def seal_edits(self) -> None:
+        """Turn open edits into one message of their own."""
+        operations = self._take_edits()
+        if operations:
+            self._write(operations, self.writer(), undoes=None)
+        self.processor.finish()
+
+    def collect_edits(self) -> None:
+        """Turn open edits into operations of the open batch."""
+        assert self._batch is not None
+        self._batch.operations.extend(self._take_edits())
+
+    def _take_edits(self) -> list[ItemOperation]:
+        open_edits, self.open_edits = self.open_edits, {}
+        self.edit_count = 0
+        operations = []
+        for item, record in open_edits.items():
+            sealed = record.model.seal()
+            if sealed is not None:
+                operations.append(ItemOperation(item, record.genesis.model, sealed))
+        return operations
+
+    # control
+
+    def issue(self, credentials: list[credential_pb2.Credential]) -> None:
+        """Write credentials to the own control feed, durable on return, and process them."""
+        self.check_writable()
+        if self.control is None:
+            raise Refused("this device has no control feed in the party")
+        self.flush()
+        self.control.seal(time_ms=self.now_ms(), credentials=credentials)
+        self._append([self.control])
+        self.processor.take_own_control(self.control.cursor)
+
+    # durability
+
+    def flush(self) -> None:
+        """Everything written so far is durable on return."""
+        if self.open_edits and self._batch is None:
+            self.seal_edits()
+        self.flush_blocks()
+
+    def flush_quietly(self) -> None:
+        """Flush from the background: a failure is kept in `failure` and raised to the next writer."""
+        try:
+            self.flush()
+        except EchoError as error:
+            self.failure = self.failure or error
+
+    def flush_blocks(self) -> None:
+        self._append([own for own in (self.control, self.data) if own is not None and own.open_blocks])
+
+    def _append(self, feeds: list[OwnFeed]) -> None:
+        appends = [append for append in (own.take_append() for own in feeds) if append is not None]
+        if not appends:
+            return
+        if self.failure is not None:
+            raise self.failure
+        try:
+            self.feeds.append_many(appends)
+        except EchoError as error:
+            # The state is ahead of the disk now. Nothing more is taken until the party is opened again.
+            self.failure = error
+            raise
+        for own in feeds:
+            own.appended()
+        for append in appends:
+            for told in self.on_durable:
+                told(append.feed, append.head.length)
+
+    def checkpoint_if_due(self) -> None:
+        if self.items is not None and self.processor.counters.applied - self._applied_saved >= CHECKPOINT_MESSAGES:
+            self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Bring the ItemStore up to the state. The FeedStore comes first: items never run ahead of their blocks."""
+        if self.items is None or not self.writable or self._batch is not None:
+            return
+        self.flush()
+        processor, state = self.processor, self.state
+        state.settle()
+        processor.finish()
+        moves_changed = len(state.tree.moves) != self._moves_saved or state.moves_replaced
+        checkpoint = Checkpoint(
+            cursors=cursor_rows(cursor for cursor in processor.orderer.cursors.values() if cursor.kind == DATA),
+            items=[],
+            states=[],
+            gone=[],
+            references={},
+            properties={},
+            touches=processor.touches,
+            moves=move_rows(state.tree.moves) if moves_changed else None,
+            embeds=[
+                (parent, item)
+                for item, parents in state.tree.embedded_elsewhere().items()
+                for parent in parents
+                if parent is not None
+            ]
+            if moves_changed
+            else [],
+            rejects=processor.new_rejects,
+            about={"admission": processor.admission.digest},
+        )
+        state_rows(state, frozenset(self.declared), checkpoint)
+        self.items.save(checkpoint)
+        processor.touches, processor.new_rejects = [], []
+        state.dirty.clear()
+        state.gone.clear()
+        state.moves_replaced = False
+        self.source.checkpointed()
+        self._moves_saved = len(state.tree.moves)
+        self._applied_saved = processor.counters.applied
+        if len(state.records) > RECORDS_MAX:
+            state.records.clear()
+
+    # all items
+
+    def all_items(self) -> list[ItemId]:
+        """Every item of the state, in the order of their ids."""
+        stored = self.items.scan("1", ()) if self.items is not None else []
+        state = self.state
+        return sorted({item for item in stored if item not in state.gone} | set(state.records))
+
+    def models_in_use(self) -> set[tuple[str, int]]:
+        found = {(record.genesis.model, record.genesis.version) for record in self.state.records.values()}
+        return found | set(self.items.models_in_use() if self.items is not None else ())
+
+    def views(self) -> list[ItemId]:
+        """Items that an inception key names."""
+        stored = self.items.scan("inception IS NOT NULL", ()) if self.items is not None else []
+        state = self.state
+        live = {item for item, record in state.records.items() if record.genesis.inception_key}
+        return sorted({item for item in stored if item not in state.gone} | live)
+
+    def declare(self, names: tuple[str, ...]) -> None:
+        """Index properties that queries filter on."""
+        fresh = [name for name in names if name not in self.declared]
+        if not fresh or self.items is None:
+            return
+        self.checkpoint()
+        self.declared.update(fresh)
+        self.source.declared = frozenset(self.declared)
+        for name in fresh:
+            rows = []
+            for row in self.items.scan_rows("vals IS NOT NULL", ()):
+                assert row.vals is not None
+                values = decode_values(row.vals)
+                key = index_key(values[name]) if name in values else None
+                if key is not None:
+                    rows.append((key, ItemId(row.item)))
+            self.items.declare_property(name, rows)
+
+    # positions
+
+    def anchor(self) -> Anchor:
+        processor = self.processor
+        return Anchor(self.party, 0, processor.timeframe, processor.control_timeframe)
+
+    def close(self) -> None:
+        """Flush, checkpoint, release the files. A second call does nothing."""
+        if self.closed:
+            return
+        try:
+            if self.writable and self.failure is None:
+                self.checkpoint()
+                self.flush()
+        finally:
+            self.closed = True
+            for store in (self.items, self.blobs, self.feeds):
+                if store is not None:
+                    store.close()
+
+
+class _Batch:
+    """The operations of an open batch, applied as they come so that the writer reads what it wrote."""
+
+    def __init__(self, runtime: PartyRuntime, writer: WriterRole) -> None:
+        assert runtime.data is not None
+        self._runtime = runtime
+        self._depth = runtime.data.next_depth
+        self.writer = writer
+        self.operations: list[ItemOperation] = []
+        self.edited: set[ItemId] = set()
+
+    def add(self, operations: list[ItemOperation]) -> None:
+        for operation in operations:
+            try:
+                self._runtime.apply_now(operation, len(self.operations), self.writer, self._depth)
+            except OperationRefused as refusal:
+                raise Refused(f"the operation is refused: {refusal}") from refusal
+            self.operations.append(operation)

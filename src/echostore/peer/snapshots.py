@@ -1,0 +1,135 @@
+"""Snapshots of a live party: flush, checkpoint, then the tree nodes above what changed since the last one."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from echostore.kernel.errors import Refused
+from echostore.kernel.ids import Cid, ItemId
+from echostore.kernel.items.record import ItemRecord
+from echostore.kernel.snapshot import ModelVersion, StateRoot, TimeframeEntry, TreeTop
+from echostore.kernel.timeframe import Timeframe
+from echostore.peer.checkpoints import record_of
+from echostore.store.item_store import NodeChanges, TreeRow
+from echostore.wire.cids import PROTOBUF, cid_of, cid_text
+from echostore.wire.generated import snapshot_pb2 as pb
+from echostore.wire.items import encode_moves, encode_record
+from echostore.wire.membership import membership_state
+from echostore.wire.snapshot import EncodedItem, encode_item, read_state_root, state_root_bytes
+from echostore.wire.tree import TreeReader, build, update
+
+if TYPE_CHECKING:
+    from echostore.peer.runtime import PartyRuntime
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A state by content. `cid` is the text form of the state root's CID."""
+
+    cid: str
+    root: StateRoot
+    root_bytes: bytes
+    timeframe: Timeframe
+    runtime: "PartyRuntime"
+    new_blobs: int
+    new_bytes: int
+
+    @property
+    def item_count(self) -> int:
+        return self.root.item_count
+
+    def reader(self) -> TreeReader:
+        """Reads items out of the snapshot, each with the few blobs on its path."""
+        return TreeReader(self.root.index_root, self._get)
+
+    def _get(self, cid: Cid) -> bytes:
+        blobs = self.runtime.blobs
+        if blobs is None:
+            raise Refused("a snapshot of the past or of a read-only party is not saved; take one of the live party")
+        return blobs.get(cid)
+
+
+def take_snapshot(runtime: "PartyRuntime") -> Snapshot:
+    """The snapshot at the exact timeframe that is processed now."""
+    if runtime.in_batch:
+        raise Refused("a batch is open", next_step="Take the snapshot after it.")
+    if runtime.items is not None and runtime.writable and runtime.blobs is not None:
+        blobs: dict[Cid, bytes] = {}
+        top = _update_tree(runtime, blobs)
+        return _finish(runtime, top, blobs, save=True)
+    blobs = {}
+    runtime.state.settle()
+    top = build(_all_encoded(runtime, blobs), blobs.__setitem__)
+    return _finish(runtime, top, blobs, save=False)
+
+
+def _finish(runtime: "PartyRuntime", top: TreeTop, blobs: dict[Cid, bytes], *, save: bool) -> Snapshot:
+    processor = runtime.processor
+    moves = encode_moves(runtime.state.tree.moves)
+    membership = membership_state(processor.membership.machine)
+    moves_cid, membership_cid = cid_of(moves, PROTOBUF), cid_of(membership, PROTOBUF)
+    blobs[moves_cid], blobs[membership_cid] = moves, membership
+    timeframe = processor.timeframe
+    cid, data = state_root_bytes(
+        party=runtime.party,
+        timeframe=[TimeframeEntry(processor.feed_key(feed), at.seq, at.link) for feed, at in timeframe.entries.items()],
+        admission_digest=processor.admission.digest,
+        base_epoch=None,
+        models=[ModelVersion(model, version) for model, version in runtime.models_in_use()],
+        item_count=top.count,
+        membership_root=membership_cid,
+        index_root=top.cid,
+        tree=moves_cid,
+    )
+    blobs[cid] = data
+    new = 0
+    size = sum(len(blob) for blob in blobs.values())
+    if save and runtime.blobs is not None:
+        missing = set(runtime.blobs.missing(blobs))
+        size = sum(len(blobs[blob]) for blob in missing)
+        new = runtime.blobs.put_many({blob: blobs[blob] for blob in blobs if blob in missing})
+    return Snapshot(cid_text(cid), read_state_root(data), data, timeframe, runtime, new, size)
+
+
+def _update_tree(runtime: "PartyRuntime", blobs: dict[Cid, bytes]) -> TreeTop:
+    runtime.checkpoint()
+    store = runtime.items
+    assert store is not None
+    assert runtime.blobs is not None
+    encoded: dict[ItemId, EncodedItem] = {}
+
+    def items_under(path: str) -> list[tuple[ItemId, EncodedItem]]:
+        return [(ItemId(row.item), _encoded(runtime, row, blobs, encoded)) for row in store.states_under(path)]
+
+    nodes = NodeChanges(store)
+    top = update(nodes, store.tree_dirty(), items_under, blobs.__setitem__)
+    runtime.blobs.put_many({cid: data for cid, data in blobs.items() if not runtime.blobs.has(cid)})
+    store.save_tree(nodes, encoded.items())
+    return top
+
+
+def _encoded(
+    runtime: "PartyRuntime", row: TreeRow, blobs: dict[Cid, bytes], fresh: dict[ItemId, EncodedItem]
+) -> EncodedItem:
+    """The canonical bytes of an item. Those of models that edit in place are made here and kept for the next time."""
+    if row.encoded is not None:
+        return EncodedItem(row.encoded)
+    if row.native is None:
+        state = pb.ItemState.FromString(row.state)
+    else:
+        record: ItemRecord = runtime.state.records.get(row.item) or record_of(
+            row.state, row.native, None, runtime.processor.factory
+        )
+        state = encode_record(record)
+    data = encode_item(state, blobs.__setitem__)
+    if data != row.state:
+        fresh[ItemId(row.item)] = data
+    return data
+
+
+def _all_encoded(runtime: "PartyRuntime", blobs: dict[Cid, bytes]) -> list[tuple[ItemId, EncodedItem]]:
+    found = []
+    for item in runtime.all_items():
+        record = runtime.state.record(item)
+        assert record is not None
+        found.append((item, encode_item(encode_record(record), blobs.__setitem__)))
+    return found

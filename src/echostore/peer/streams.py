@@ -1,0 +1,126 @@
+"""Streams: delivered messages after an anchor, in causal order, and where a reader stands in them.
+
+A stream reads what is new and nothing else: for each feed the blocks after the anchor, for one item the blocks that
+the index names. It merges feeds by depth, so that causes come before effects, and its own position is a timeframe
+that is causally closed at every step: stored as an anchor, it resumes exactly there, on any peer.
+"""
+
+import heapq
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from echostore.kernel.errors import UsageError
+from echostore.kernel.ids import FeedId, ItemId, Link
+from echostore.kernel.order import DATA, Envelope, FeedCursor
+from echostore.kernel.timeframe import Position, Timeframe
+from echostore.peer.anchors import Anchor
+from echostore.peer.processor import Delivered
+from echostore.wire.messages import decode_envelope
+
+if TYPE_CHECKING:
+    from echostore.peer.party import Party
+
+CHUNK_BLOCKS = 256
+
+
+class Stream:
+    """An iterator over what is delivered now; `wait` blocks for more. Not shared between threads."""
+
+    def __init__(self, party: "Party", after: Anchor | str | None = None, *, item: ItemId | None = None) -> None:
+        self._party = party
+        self._item = item
+        anchor = Anchor.parse(after) if after is not None else None
+        if anchor is not None and anchor.party != party.key:
+            raise UsageError("the anchor belongs to another party")
+        self._positions: dict[FeedId, Position] = dict(anchor.data.entries) if anchor else {}
+        self._control = anchor.control if anchor else Timeframe({})
+        self.blocks_read = 0
+        """How many blocks this stream has read: what is old costs nothing."""
+
+    def __iter__(self) -> Iterator[Delivered]:
+        """Everything delivered and not yet yielded, in causal order."""
+        with self._party.reading() as runtime:
+            if runtime.writable:
+                runtime.flush()
+            ends = {
+                feed: cursor.length for feed, cursor in runtime.processor.orderer.cursors.items() if cursor.kind == DATA
+            }
+            sources = [
+                self._feed(runtime.processor.orderer.cursors[feed], length) for feed, length in sorted(ends.items())
+            ]
+        for _, feed, seq, link, delivered in heapq.merge(*sources, key=lambda entry: entry[:3]):
+            self._positions[feed] = Position(seq, link)
+            if delivered is not None:
+                yield delivered
+        with self._party.reading():
+            self._control = runtime.processor.control_timeframe
+            for feed, length in ends.items():
+                # Blocks that do not write this item are behind the reader as well.
+                cursor = runtime.processor.orderer.cursors[feed]
+                known = self._positions.get(feed)
+                if self._item is not None and length and (known is None or known.seq < length - 1):
+                    self._positions[feed] = Position(
+                        length - 1, runtime.processor.orderer.mark(cursor.id, length - 1).link
+                    )
+
+    def anchor(self) -> Anchor:
+        """The position after the last message yielded."""
+        return Anchor(self._party.key, 0, Timeframe.of(self._positions.items()), self._control)
+
+    def reached(self, write_anchor: Anchor | str) -> bool:
+        """Whether everything a write anchor names has been delivered on this stream."""
+        wanted = Anchor.parse(write_anchor)
+        return all(
+            feed in self._positions and self._positions[feed].seq >= at.seq for feed, at in wanted.data.entries.items()
+        )
+
+    def wait(self, write_anchor: Anchor | str | None = None, *, timeout: float | None = None) -> bool:
+        """Wait until the party has processed a write (or anything new); False when the time is up first.
+
+        After True, iterating yields it.
+        """
+        processor = self._party.runtime.processor
+        if write_anchor is None:
+            here = Timeframe.of(self._positions.items())
+            return self._party.wait_for(lambda: not here.includes_seqs(processor.timeframe), timeout)
+        wanted = Anchor.parse(write_anchor).data
+        return self._party.wait_for(lambda: processor.timeframe.includes_seqs(wanted), timeout)
+
+    def _feed(self, cursor: FeedCursor, length: int) -> Iterator[tuple[int, FeedId, int, Link, Delivered | None]]:
+        known = self._positions.get(cursor.id)
+        start = known.seq + 1 if known else 0
+        for seq, link, envelope in self._blocks(cursor, start, length):
+            yield envelope.depth, cursor.id, seq, link, self._delivered(cursor, seq, link, envelope)
+
+    def _blocks(self, cursor: FeedCursor, start: int, length: int) -> Iterator[tuple[int, Link, Envelope]]:
+        with self._party.reading() as runtime:
+            if self._item is None:
+                wanted = None
+            else:
+                wanted = sorted(
+                    seq for seq in runtime.processor.touches_of(self._item, cursor.id, start) if seq < length
+                )
+        if wanted is None:
+            while start < length:
+                end = min(length, start + CHUNK_BLOCKS)
+                with self._party.reading() as runtime:
+                    blocks = list(runtime.feeds.read(cursor.key, start, end))
+                start = end
+                for block in blocks:
+                    yield self._decoded(block.seq, block.link, block.payload)
+        else:
+            for seq in wanted:
+                with self._party.reading() as runtime:
+                    block = runtime.feeds.block(cursor.key, seq)
+                yield self._decoded(block.seq, block.link, block.payload)
+
+    def _decoded(self, seq: int, link: Link, payload: bytes) -> tuple[int, Link, Envelope]:
+        self.blocks_read += 1
+        envelope = decode_envelope(payload, DATA)
+        assert isinstance(envelope, Envelope), (seq, envelope)
+        return seq, link, envelope
+
+    def _delivered(self, cursor: FeedCursor, seq: int, link: Link, envelope: Envelope) -> Delivered | None:
+        """The message as it entered the state; None when the admission excludes it."""
+        with self._party.reading() as runtime:
+            return runtime.processor.delivered(cursor.id, seq, link, envelope)

@@ -1,0 +1,149 @@
+"""PartySyncPort: one party as replication sees it. The mesh, the in-memory link and the simulator use nothing else.
+
+Everything read here is durable: it comes from the FeedStore. A control feed that nobody has admitted yet is taken in
+while it is short, because its first message may be its own admission (a restored device); a data feed is not.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+from echostore.kernel.errors import EchoError
+from echostore.kernel.feed import Head
+from echostore.kernel.ids import FeedKey, Link, feed_id
+from echostore.kernel.order import CONTROL
+from echostore.kernel.reasons import Reason
+from echostore.kernel.sync.frames import FeedTip, Tip
+from echostore.kernel.sync.port import Rejection
+from echostore.store.feed_store import Ingested
+from echostore.wire.signing import verify
+
+if TYPE_CHECKING:
+    from echostore.peer.party import Party
+
+LIMBO_FEEDS_MAX = 64
+"""Control feeds taken in without an admission: one for each device that is being restored, with room to spare."""
+
+LIMBO_BLOCKS_MAX = 64
+"""Blocks of each: the admission stands in the first one."""
+
+
+class PartySyncPort:
+    """The `SyncPort` of one party."""
+
+    def __init__(self, party: "Party") -> None:
+        self._party = party
+        self._callbacks: list[Callable[[FeedKey, int], None]] = []
+        party.runtime.on_durable.append(self._grew)
+
+    def feeds(self) -> list[FeedTip]:
+        """Every admitted feed with its tip, and the branches kept as evidence."""
+        with self._party.reading() as runtime:
+            found: list[FeedTip] = []
+            for held in runtime.feeds.feeds():
+                if self._admitted(held.key):
+                    found.append(FeedTip(held.key, held.kind, Tip(held.length, held.last_link)))
+                    found.extend(self._branch_tips(held.key, held.kind))
+            known = {tip.feed for tip in found}
+            # Admitted feeds of which nothing is held yet are asked for as well.
+            for admitted in runtime.processor.admission.feeds:
+                if admitted.feed not in known:
+                    runtime.feeds.add_feed(admitted.feed, admitted.kind.value)
+                    found.append(FeedTip(admitted.feed, admitted.kind.value, Tip(0, _NO_LINK)))
+            return found
+
+    def tips(self, key: FeedKey) -> list[FeedTip]:
+        with self._party.reading() as runtime:
+            if not self._admitted(key) or not runtime.feeds.has_feed(key):
+                return []
+            held = runtime.feeds.feed(key)
+            return [FeedTip(key, held.kind, Tip(held.length, held.last_link)), *self._branch_tips(key, held.kind)]
+
+    def holds(self, key: FeedKey, length: int, link: Link) -> bool:
+        with self._party.reading() as runtime:
+            if not runtime.feeds.has_feed(key):
+                return False
+            if length == 0:
+                return True
+            return runtime.feeds.fork_block(key, length - 1, link) is not None
+
+    def read(
+        self, key: FeedKey, start: int, blocks_max: int, bytes_max: int, toward: Link
+    ) -> tuple[Sequence[bytes], Head] | None:
+        with self._party.reading() as runtime:
+            if not runtime.feeds.has_feed(key) or not self._admitted(key):
+                return None
+            branch = runtime.feeds.branch_range(key, start, toward) if runtime.feeds.branches(key) else None
+            if branch is not None:
+                return branch
+            return runtime.feeds.range_ending_at_head(key, start, blocks_max, bytes_max)
+
+    def ingest(self, key: FeedKey, kind: str, start: int, payloads: Sequence[bytes], head: Head) -> int | Rejection:
+        """Check and keep a range durably, and process it unless the party is paused."""
+        party = self._party
+        with party.reading() as runtime:
+            if runtime.writable and runtime.open_edits and not runtime.in_batch:
+                runtime.seal_edits()
+            refused = self._refuse(key, kind, head)
+            if refused is not None:
+                return refused
+            try:
+                runtime.feeds.add_feed(key, "control" if kind == CONTROL else "data")
+                result = runtime.feeds.ingest(key, start, payloads, head, verify)
+            except EchoError:
+                # A full or failing disk: nothing was kept, and the sender is told to try again later.
+                return Rejection(Reason.WAITING)
+            if isinstance(result, Ingested):
+                length = runtime.feeds.length(key)
+                if result.links:
+                    fresh = list(payloads[len(payloads) - len(result.links) :])
+                    runtime.processor.grown(key, result.start_seq, result.links, fresh)
+                    runtime.checkpoint_if_due()
+                    self._grew(key, length)
+                return length
+            if result.reason is Reason.FORK:
+                runtime.processor.fork_stored(key)
+                party.report_forks()
+                self._grew(key, runtime.feeds.length(key))
+            return Rejection(result.reason, fatal=result.reason is Reason.BAD_SIGNATURE)
+
+    def fork_proofs(self) -> Iterable[bytes]:
+        with self._party.reading() as runtime:
+            return [sha256(proof.feed + proof.seq.to_bytes(8, "big")).digest() for proof in runtime.feeds.forks()]
+
+    def on_grow(self, callback: Callable[[FeedKey, int], None]) -> Callable[[], None]:
+        self._callbacks.append(callback)
+
+        def stop() -> None:
+            if callback in self._callbacks:
+                self._callbacks.remove(callback)
+
+        return stop
+
+    def _grew(self, key: FeedKey, length: int) -> None:
+        for callback in list(self._callbacks):
+            callback(key, length)
+
+    def _admitted(self, key: FeedKey) -> bool:
+        admitted = self._party.runtime.processor.admission.by_id.get(feed_id(key))
+        return admitted is not None and admitted.feed == key
+
+    def _branch_tips(self, key: FeedKey, kind: str) -> list[FeedTip]:
+        feeds = self._party.runtime.feeds
+        return [FeedTip(key, kind, Tip(head.length, head.link), branch=True) for head in feeds.branch_heads(key)]
+
+    def _refuse(self, key: FeedKey, kind: str, head: Head) -> Rejection | None:
+        if self._admitted(key):
+            return None
+        if kind != CONTROL or self._party.runtime.processor.parent is not None:
+            return Rejection(Reason.UNADMITTED, fatal=False)
+        feeds = self._party.runtime.feeds
+        genesis = feeds.about("genesis_feed")
+        limbo = [held for held in feeds.feeds() if held.kind == CONTROL and not self._admitted(held.key)]
+        too_many = len(limbo) >= LIMBO_FEEDS_MAX and key not in {held.key for held in limbo}
+        if key != genesis and (too_many or head.length > LIMBO_BLOCKS_MAX):
+            return Rejection(Reason.UNADMITTED, fatal=False)
+        return None
+
+
+_NO_LINK = Link(bytes(32))

@@ -1,0 +1,1 @@
+"""What is kept on disk: FeedStore, MetaStore, ItemStore, KeyStore, BlobStore."""

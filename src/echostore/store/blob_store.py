@@ -1,0 +1,158 @@
+"""BlobStore: content-addressed bytes of one party: pages of snapshot trees, large values.
+
+A blob enters only if it is what its CID says, and leaves only if it still is. Order of arrival, duplicates and who
+sent it do not matter. The store knows nothing of trees: who still needs a blob is the caller's question.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from echostore.kernel.errors import Corrupt, NotFound, Refused, TooLarge
+from echostore.kernel.ids import Cid
+from echostore.kernel.limits import BLOB_BYTES_MAX
+from echostore.store.sqlite import Connect, Database, Schema, connect_file
+from echostore.wire.cids import RAW, cid_of, cid_text, is_cid, matches
+
+LIST_ROWS = 1000
+
+SCHEMA = Schema(
+    application_id=0x45434F62,
+    steps=(
+        (
+            # A table with row numbers and an index: blobs are large, and a tree keyed by CID would carry them inside.
+            "CREATE TABLE blobs (no INTEGER PRIMARY KEY, cid BLOB NOT NULL UNIQUE, data BLOB NOT NULL)",
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BlobVerdict:
+    """What a check of all blobs found."""
+
+    blobs: int
+    data_bytes: int
+    damaged: tuple[Cid, ...]
+
+    @property
+    def sound(self) -> bool:
+        return not self.damaged
+
+
+class BlobStore:
+    """All blobs of one party in one SQLite file."""
+
+    def __init__(self, path: Path, *, writable: bool = True, connect: Connect = connect_file) -> None:
+        self._db = Database(path, SCHEMA, writable=writable, connect=connect)
+
+    def put(self, data: bytes, codec: int = RAW) -> Cid:
+        """Store `data` and return its CID; durable on return."""
+        cid = cid_of(data, codec)
+        self.put_many({cid: data})
+        return cid
+
+    def put_many(self, blobs: Mapping[Cid, bytes]) -> int:
+        """Store blobs under the CIDs they came with, in one durable commit; returns how many were new.
+
+        All or none: one that does not match its CID refuses the lot before anything is written, because the caller
+        checks blobs from others one by one (`matches`) to know whom to blame.
+        """
+        for cid, data in blobs.items():
+            if len(data) > BLOB_BYTES_MAX:
+                raise TooLarge(f"A blob of {len(data)} bytes; at most {BLOB_BYTES_MAX} are allowed.")
+            if not matches(cid, data):
+                raise Refused(f"The bytes for {_named(cid)} are not what that content id names.")
+        with self._db.transaction():
+            fresh = [(cid, data) for cid, data in blobs.items() if not self.has(cid)]
+            self._db.insert("INSERT INTO blobs (cid, data) VALUES (?, ?)", fresh)
+        return len(fresh)
+
+    def get(self, cid: Cid, *, check: bool = True) -> bytes:
+        """The blob; NotFound when it is not here, Corrupt when `check` finds that it is not what it was."""
+        row = self._db.row("SELECT data FROM blobs WHERE cid = ?", (cid,))
+        if row is None:
+            raise NotFound(f"The blob {_named(cid)} is not here.")
+        data = row[0]
+        if not isinstance(data, bytes) or (check and not matches(cid, data)):
+            raise Corrupt(
+                f"The blob {_named(cid)} in {self._db.path} is damaged.", next_step="Delete it; it is fetched again."
+            )
+        return data
+
+    def has(self, cid: Cid) -> bool:
+        return self._db.row("SELECT 1 FROM blobs WHERE cid = ?", (cid,)) is not None
+
+    def missing(self, cids: Iterable[Cid]) -> list[Cid]:
+        """Those that are not here, in the order given: what to ask other peers for."""
+        return [cid for cid in cids if not self.has(cid)]
+
+    def delete(self, cids: Iterable[Cid]) -> int:
+        """Remove blobs in one commit; returns how many were here. The file keeps the space for later blobs."""
+        with self._db.transaction():
+            present = [(cid,) for cid in dict.fromkeys(cids) if self.has(cid)]
+            self._db.insert("DELETE FROM blobs WHERE cid = ?", present)
+        return len(present)
+
+    def list(self) -> Iterator[tuple[Cid, int]]:
+        """Every blob's CID and size, in the order of CIDs, read in pages."""
+        after = b""
+        while rows := self._db.rows(
+            "SELECT cid, length(data) FROM blobs WHERE cid > ? ORDER BY cid LIMIT ?", (after, LIST_ROWS)
+        ):
+            yield from ((Cid(cid), size) for cid, size in rows)
+            after = rows[-1][0]
+
+    def verify(self, progress: Callable[[int, int], None] | None = None) -> BlobVerdict:
+        """Hash every blob again."""
+        found = self._db.row("SELECT count(*) FROM blobs")
+        total, at, count, size = (found[0] if found else 0), 0, 0, 0
+        damaged: list[Cid] = []
+        while rows := self._db.rows_until(
+            "SELECT no, cid, data FROM blobs WHERE no > ? ORDER BY no",
+            (at,),
+            size_of=lambda row: len(row[2]) if isinstance(row[2], bytes) else 1,
+            bytes_max=4 * BLOB_BYTES_MAX,
+        ):
+            for _, cid, data in rows:
+                sound = (
+                    isinstance(cid, bytes)
+                    and isinstance(data, bytes)
+                    and matches(Cid(cid), data)
+                    and self.has(Cid(cid))
+                )
+                if not sound:
+                    damaged.append(Cid(cid if isinstance(cid, bytes) else b""))
+                count, size = count + 1, size + (len(data) if isinstance(data, bytes) else 0)
+            at = rows[-1][0]
+            if progress is not None:
+                progress(count, total)
+        return BlobVerdict(count, size, tuple(damaged))
+
+    def data_bytes(self) -> int:
+        """The size of all blobs together."""
+        row = self._db.row("SELECT sum(length(data)) FROM blobs")
+        return int(row[0] or 0) if row else 0
+
+    def disk_bytes(self) -> int:
+        return self._db.disk_bytes()
+
+    @property
+    def failure(self) -> str | None:
+        """Why the store takes no more writes, once that is so."""
+        return self._db.failure
+
+    def close(self) -> None:
+        self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _named(cid: Cid) -> str:
+    """A CID for a message, also when it is none."""
+    return cid_text(cid) if is_cid(cid) else f"{cid[:40].hex()} (not a content id)"

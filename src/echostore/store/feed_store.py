@@ -1,0 +1,601 @@
+"""FeedStore: the blocks and heads of every feed of one party, durable and checked.
+
+Invariants, which the tests cite:
+    F1  what `append` or `ingest` returned from survives any crash; what they did not is there whole or not at all
+    F2  a held block lies under a head whose signature was checked (or made) before it was stored
+    F3  held blocks of a feed are contiguous from its base; a range with a gap is refused
+    F4  a held block never changes: another content at its place is kept as evidence of a fork, beside it
+    F5  a block that leaves the store matches its link; damage is an error that names the feed and the seq
+
+Called by the peer's writer (`append`), by replication (`ingest`, `range_ending_at_head`) and by processors (`read`).
+It makes no links or signatures of its own, starts no threads and decides nothing about membership.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from echostore.kernel.errors import Corrupt, NotFound, Refused, TooLarge, UsageError
+from echostore.kernel.feed import Block, ForkProof, Head
+from echostore.kernel.ids import KEY_BYTES, NO_LINK, FeedKey, Link, PartyKey
+from echostore.kernel.limits import APPEND_BLOCKS_MAX, APPEND_BYTES_MAX
+from echostore.kernel.reasons import Reason
+from echostore.store.feed_audit import FeedVerdict, Progress, audit
+from echostore.store.feed_tables import FEED_NO_MAX, KINDS, SCHEMA, FeedKind, FeedRow, block_id, first_id, seal_of
+from echostore.store.fork_evidence import EVIDENCE_BYTES_MAX, Branch, ForkEvidence
+from echostore.store.sqlite import Connect, Database, connect_file
+from echostore.wire import links as feed_links
+from echostore.wire import signing
+from echostore.wire.links import Verify
+
+CHUNK_BLOCKS = 512
+CHUNK_BYTES = 4 * 1024 * 1024
+"""What a reader holds at a time. One block may be larger than this; then it is a chunk alone."""
+
+_FEED_COUNT = "feed_count"
+_INSERT_BLOCK = "INSERT INTO blocks (id, link, payload) VALUES (?, ?, ?)"
+_INSERT_HEAD = "INSERT INTO heads (feed_no, length, link, signature) VALUES (?, ?, ?, ?)"
+
+
+@dataclass(frozen=True, slots=True)
+class HeldFeed:
+    """A feed and how much of it is here: blocks `base` to `length - 1`."""
+
+    key: FeedKey
+    kind: FeedKind
+    own: bool
+    base: int
+    length: int
+    last_link: Link
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Own blocks, linked and signed, on their way to disk."""
+
+    feed: FeedKey
+    start_seq: int
+    payloads: Sequence[bytes]
+    links: Sequence[Link]
+    head: Head
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Blocks of someone else, as received: nothing about them is known yet."""
+
+    feed: FeedKey
+    start_seq: int
+    payloads: Sequence[bytes]
+    head: Head
+
+
+@dataclass(frozen=True, slots=True)
+class Ingested:
+    """The links of the blocks that were new, from `start_seq` on; empty when all of them were held already."""
+
+    start_seq: int
+    links: list[Link]
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why a range was not held.
+
+    FORK: its blocks were kept as evidence and `proof` is set, unless too much of this feed is kept already.
+    BAD_LINK with `head_signed`: the feed's own key signed this head, so either the payloads were altered on the way or
+    the feed forks below `start_seq`. Ask again from an earlier seq to find out.
+    """
+
+    reason: Reason
+    detail: str
+    proof: ForkProof | None = None
+    head_signed: bool = False
+
+
+@dataclass(slots=True)
+class _Held:
+    """What is in memory of a feed: its row and how far it reaches."""
+
+    row: FeedRow
+    length: int
+    last_link: Link
+
+
+class FeedStore:
+    """All feeds of one party in one SQLite file."""
+
+    def __init__(self, path: Path, party: PartyKey, *, writable: bool = True, connect: Connect = connect_file) -> None:
+        self.party = party
+        self._db = Database(path, SCHEMA, writable=writable, connect=connect)
+        self._evidence = ForkEvidence(self._db)
+        self._rows: dict[FeedKey, FeedRow] = {}
+        self._held: dict[FeedKey, _Held] = {}
+        try:
+            self._load_rows()
+            found = self.about("party")
+            if found is None and writable and not self._rows:
+                self.set_about({"party": party})
+            elif found != party:
+                raise Corrupt(f"{path} belongs to another party.", next_step="Put it back into that party's folder.")
+        except BaseException:
+            self._db.close()
+            raise
+
+    # -- feeds ---------------------------------------------------------------------------------------------------
+
+    def add_feed(
+        self, key: FeedKey, kind: FeedKind, *, own: bool = False, base: int = 0, base_link: Link = NO_LINK
+    ) -> None:
+        """Make room for a feed. Again with the same arguments is nothing; with others it is refused."""
+        assert len(key) == KEY_BYTES, f"a feed key has {KEY_BYTES} bytes, got {len(key)}"
+        assert kind in KINDS, f"a feed is control or data, not {kind!r}"
+        with self._changing():
+            known = self._rows.get(key)
+            if known is not None:
+                if (known.kind, known.own) != (kind, own):
+                    raise Refused(f"Feed {key.hex()} is already here as another kind of feed.")
+                return
+            if len(self._rows) >= FEED_NO_MAX:
+                raise TooLarge(f"A store holds at most {FEED_NO_MAX} feeds.")
+            feed = FeedRow(len(self._rows) + 1, key, kind, own, base, base_link)
+            self._db.execute("INSERT INTO feeds VALUES (?, ?, ?, ?, ?, ?, ?)", feed.sealed())
+            self._rows[key] = feed
+            self.set_about({_FEED_COUNT: len(self._rows).to_bytes(4, "big")})
+
+    def feeds(self) -> list[HeldFeed]:
+        """Every feed, in the order they were added."""
+        if not self._rows or not self._db.writable:
+            self._load_rows()
+        return [self.feed(key) for key in self._rows]
+
+    def feed(self, key: FeedKey) -> HeldFeed:
+        held = self._need(key)
+        row = held.row
+        return HeldFeed(row.key, row.kind, row.own, row.base, held.length, held.last_link)
+
+    def has_feed(self, key: FeedKey) -> bool:
+        return self._find(key) is not None
+
+    def length(self, feed_key: FeedKey) -> int:
+        """One more than the last held seq."""
+        return self._need(feed_key).length
+
+    def last_link(self, feed_key: FeedKey) -> Link:
+        return self._need(feed_key).last_link
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    def append(
+        self, feed_key: FeedKey, start_seq: int, payloads: Sequence[bytes], links: Sequence[Link], head: Head
+    ) -> None:
+        """Store own blocks; durable on return."""
+        self.append_many([Append(feed_key, start_seq, payloads, links, head)])
+
+    def append_many(self, appends: Sequence[Append]) -> None:
+        """Store own blocks of several feeds in one durable commit, all or none."""
+        with self._changing():
+            for append in appends:
+                held = self._need(append.feed)
+                end = append.start_seq + len(append.payloads)
+                if append.start_seq != held.length or not append.payloads:
+                    raise UsageError(
+                        f"An append of {len(append.payloads)} at {append.start_seq} to {held.length} blocks."
+                    )
+                if len(append.links) != len(append.payloads) or append.head.length != end:
+                    raise UsageError(f"Links or head do not belong to the blocks {append.start_seq} to {end - 1}.")
+                if append.links[-1] != append.head.link:
+                    raise UsageError(f"The head at {end} names another link than the last block.")
+                too_large = feed_links.within_bounds(append.start_seq, append.payloads)
+                if too_large is not None:
+                    raise TooLarge(f"An append of {too_large}.", next_step="Write less at once, or put it into a blob.")
+                self._extend(held, append.payloads, append.links, append.head)
+
+    def ingest(
+        self, feed_key: FeedKey, start_seq: int, payloads: Sequence[bytes], head: Head, verify: Verify
+    ) -> Ingested | Rejection:
+        """Check a received range and hold what is new of it; durable on return."""
+        return self.ingest_many([Range(feed_key, start_seq, payloads, head)], verify)[0]
+
+    def ingest_many(self, ranges: Sequence[Range], verify: Verify) -> list[Ingested | Rejection]:
+        """Several ranges in one commit. Each is judged by itself; one that is rejected stops no other."""
+        with self._changing():
+            return [self._ingest(received, verify) for received in ranges]
+
+    def quarantine_from(self, feed_key: FeedKey, seq: int) -> int:
+        """Drop the damaged end of a feed, so that it is fetched again; returns the new length.
+
+        It is cut at the last head at or below `seq`: blocks without a head are never held (F2).
+        """
+        with self._changing():
+            # The entry alone is read: the rest may be what is damaged.
+            row = self._row(feed_key)
+            if row is None:
+                raise NotFound(f"Feed {feed_key.hex()} is not in this store.")
+            if row.own:
+                raise Refused(
+                    f"Feed {feed_key.hex()} is this device's own: blocks that others may have are never dropped from it.",
+                    next_step="Restore the home from a backup, or let this device write a new feed.",
+                )
+            found = self._db.row("SELECT max(length) FROM heads WHERE feed_no = ? AND length <= ?", (row.no, seq))
+            length = max(row.base, (found[0] if found else None) or 0)
+            self._db.execute("DELETE FROM heads WHERE feed_no = ? AND length > ?", (row.no, length))
+            self._db.execute(
+                "DELETE FROM blocks WHERE id >= ? AND id < ?", (block_id(row.no, length), first_id(row.no + 1))
+            )
+            self._held.pop(feed_key, None)
+        return length
+
+    def verify(
+        self, feed_key: FeedKey, progress: Progress | None = None, *, verify: Verify = signing.verify
+    ) -> FeedVerdict:
+        """Hash every held block again and check every head; says where the first damage is."""
+        row = self._row(feed_key)
+        if row is None:
+            raise NotFound(f"Feed {feed_key.hex()} is not in this store.")
+        return audit(self._db, self.party, row, verify, progress)
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def read(
+        self, feed_key: FeedKey, start: int = 0, end: int | None = None, limit_bytes: int | None = None
+    ) -> Iterator[Block]:
+        """The blocks `start` to `end - 1`, checked against their links (F5), in chunks of bounded memory.
+
+        Stops once `limit_bytes` of payloads were given, with at least one block. Blocks that arrive meanwhile are not
+        included. No transaction stays open between chunks, so a slow reader holds nobody up.
+        """
+        held = self._need(feed_key)
+        end = held.length if end is None else min(end, held.length)
+        left = limit_bytes
+        at = max(start, held.row.base)
+        previous = self._link_before(held, at) if at < end else NO_LINK
+        while at < end and (left is None or left > 0):
+            for block in self._chunk(held, at, end, previous, CHUNK_BYTES if left is None else min(left, CHUNK_BYTES)):
+                yield block
+                at, previous = block.seq + 1, block.link
+                if left is not None:
+                    left -= len(block.payload)
+
+    def block(self, feed_key: FeedKey, seq: int) -> Block:
+        """One held block, checked against its link."""
+        held = self._need(feed_key)
+        if not held.row.base <= seq < held.length:
+            raise NotFound(
+                f"Block {seq} of feed {feed_key.hex()} is not held; {held.row.base} to {held.length - 1} are."
+            )
+        return self._chunk(held, seq, seq + 1, self._link_before(held, seq), 1)[0]
+
+    def link_at(self, feed_key: FeedKey, seq: int) -> Link | None:
+        """The link of a held block, or of the one just below the base; None when it is not held."""
+        held = self._need(feed_key)
+        if not held.row.base - 1 <= seq < held.length or seq < 0:
+            return None
+        return self._link_before(held, seq + 1)
+
+    def heads(self, feed_key: FeedKey, start: int = 0) -> list[Head]:
+        """The heads that cover blocks from `start` on, in order."""
+        rows = self._db.rows(
+            "SELECT length, link, signature FROM heads WHERE feed_no = ? AND length > ? ORDER BY length",
+            (self._need(feed_key).row.no, start),
+        )
+        return [Head(length, Link(link), signature) for length, link, signature in rows]
+
+    def head_covering(self, feed_key: FeedKey, seq: int) -> Head | None:
+        """The first head whose signature covers the block `seq`."""
+        row = self._db.row(
+            "SELECT length, link, signature FROM heads WHERE feed_no = ? AND length > ? ORDER BY length LIMIT 1",
+            (self._need(feed_key).row.no, seq),
+        )
+        return None if row is None else Head(row[0], Link(row[1]), row[2])
+
+    def range_ending_at_head(
+        self,
+        feed_key: FeedKey,
+        start: int,
+        max_blocks: int = APPEND_BLOCKS_MAX,
+        max_bytes: int = APPEND_BYTES_MAX,
+    ) -> tuple[list[bytes], Head] | None:
+        """What to send to a peer that holds `start` blocks: payloads up to the farthest head within the limits.
+
+        At least up to the next head, even when that is more than asked for: a receiver can't check less. Heads are
+        never farther apart than one append may be, because every range that came in was bounded the same way. None
+        when nothing from `start` on is held.
+        """
+        held = self._need(feed_key)
+        if not held.row.base <= start < held.length:
+            return None
+        first = self.head_covering(feed_key, start)
+        if first is None:
+            raise self._corrupt(feed_key, start, "no head covers it")
+        end = min(held.length, start + max(1, min(max_blocks, APPEND_BLOCKS_MAX)))
+        blocks: list[Block] = []
+        size, limit, end = 0, min(max_bytes, APPEND_BYTES_MAX), max(end, first.length)
+        for block in self.read(feed_key, start, end):
+            if block.seq >= first.length and size + len(block.payload) > limit:
+                break
+            size += len(block.payload)
+            blocks.append(block)
+        row = self._db.row(
+            "SELECT length, link, signature FROM heads WHERE feed_no = ? AND length <= ? ORDER BY length DESC LIMIT 1",
+            (held.row.no, blocks[-1].seq + 1),
+        )
+        assert row is not None, "the first head is within reach"
+        head = Head(row[0], Link(row[1]), row[2])
+        if blocks[head.length - start - 1].link != head.link:
+            raise self._corrupt(feed_key, head.length - 1, "it does not match the head that covers it")
+        return [block.payload for block in blocks[: head.length - start]], head
+
+    # -- forks ---------------------------------------------------------------------------------------------------
+
+    def forks(self) -> list[ForkProof]:
+        """One proof for each feed of which another branch is kept, at its earliest fork."""
+        forked = set(self._evidence.forked_feeds())
+        proofs = [self.fork_of(feed.key) for feed in self._rows.values() if feed.no in forked]
+        return [proof for proof in proofs if proof is not None]
+
+    def fork_of(self, feed_key: FeedKey) -> ForkProof | None:
+        """The proof of the earliest fork; None without one, or while a quarantined feed does not reach up to it."""
+        held = self._need(feed_key)
+        seq = self._evidence.first_seq(held.row.no)
+        return None if seq is None or seq >= held.length else self._proof(held)
+
+    def branches(self, feed_key: FeedKey) -> list[Branch]:
+        """The branches kept beside the held one, in the order in which they came; payloads are read when asked for."""
+        held = self._need(feed_key)
+        return self._evidence.branches(held.row.no, feed_key) if self._evidence.size(held.row.no) else []
+
+    def branch_range(self, feed_key: FeedKey, start: int, toward: Link) -> tuple[list[bytes], Head] | None:
+        """What to send of the kept branch that holds the link `toward`, from `start` to its farthest head."""
+        held = self._need(feed_key)
+        heads = {head.link: head for head in self._evidence.heads(held.row.no)}
+        for branch in self.branches(feed_key):
+            blocks = branch.blocks[max(0, start - branch.start_seq) :]
+            if start < branch.start_seq or not any(block.link == toward for block in blocks):
+                continue
+            ends = [index for index, block in enumerate(blocks) if block.link in heads]
+            if ends:
+                end = ends[-1] + 1
+                return [block.payload for block in blocks[:end]], heads[blocks[end - 1].link]
+        return None
+
+    def branch_heads(self, feed_key: FeedKey) -> list[Head]:
+        """The last head of each kept branch."""
+        held = self._need(feed_key)
+        tips = {branch.blocks[-1].link for branch in self.branches(feed_key)}
+        return [head for head in self._evidence.heads(held.row.no) if head.link in tips]
+
+    def fork_block(self, feed_key: FeedKey, seq: int, link_prefix: bytes) -> Block | None:
+        """The block at `seq` whose link starts so, of whichever branch: a dependency names one like that."""
+        held = self._need(feed_key)
+        link = self.link_at(feed_key, seq) if seq >= held.row.base else None
+        if link is not None and link.startswith(link_prefix):
+            return self.block(feed_key, seq)
+        return self._evidence.block(held.row.no, feed_key, seq, link_prefix)
+
+    # -- the file ------------------------------------------------------------------------------------------------
+
+    def about(self, name: str) -> bytes | None:
+        """What the file says of its party; see MetaStore.rebuild for the names in use."""
+        row = self._db.row("SELECT value, seal FROM about WHERE name = ?", (name,))
+        if row is None:
+            return None
+        value, seal = row
+        if isinstance(value, bytes) and seal_of(name.encode(), value) == seal:
+            return value
+        raise Corrupt(f"The entry {name!r} of {self._db.path} is damaged.")
+
+    def set_about(self, entries: dict[str, bytes]) -> None:
+        with self._changing():
+            for name, value in entries.items():
+                self._db.execute(
+                    "INSERT OR REPLACE INTO about VALUES (?, ?, ?)", (name, value, seal_of(name.encode(), value))
+                )
+
+    @property
+    def failure(self) -> str | None:
+        """Why the store takes no more writes, once that is so."""
+        return self._db.failure
+
+    def disk_bytes(self) -> int:
+        return self._db.disk_bytes()
+
+    def checkpoint(self) -> None:
+        self._db.checkpoint()
+
+    def close(self) -> None:
+        self._rows, self._held = {}, {}
+        self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """A transaction after whose failure memory is forgotten: what is true then is on disk alone."""
+        try:
+            with self._db.transaction():
+                yield
+        except BaseException:
+            self._held.clear()
+            self._evidence.forget_memory()
+            self._rows.clear()
+            raise
+
+    def _ingest(self, received: Range, verify: Verify) -> Ingested | Rejection:
+        held, payloads, start = self._need(received.feed), received.payloads, received.start_seq
+        too_large = feed_links.within_bounds(start, payloads)
+        if too_large is not None:
+            return Rejection(Reason.OVERSIZE, too_large)
+        if start > held.length:
+            return Rejection(Reason.GAP, f"blocks from {start} on, while {held.length} are held")
+        if start < held.row.base:
+            return Rejection(Reason.GAP, f"blocks from {start} on, while nothing below {held.row.base} is kept")
+        previous = self._link_before(held, start)
+        links = feed_links.check_range(self.party, received.feed, start, previous, payloads, received.head, verify)
+        if isinstance(links, Reason):
+            return self._ingest_other_branch(held, received, verify, links)
+        fork = self._first_difference(held, start, links)
+        if fork is not None:
+            skip = fork - start
+            before = links[skip - 1] if skip else previous
+            return self._keep_branch(held, fork, before, payloads[skip:], links[skip:], received.head)
+        new = max(0, held.length - start)
+        if new >= len(links):
+            return Ingested(held.length, [])
+        first_new = start + new
+        self._extend(held, payloads[new:], links[new:], received.head)
+        return Ingested(first_new, links[new:])
+
+    def _ingest_other_branch(self, held: _Held, received: Range, verify: Verify, why: Reason) -> Rejection:
+        """A range that does not follow the held branch may follow one that is kept as evidence."""
+        start, head = received.start_seq, received.head
+        if why is not Reason.BAD_LINK:
+            return Rejection(why, f"the head at {head.length} is not signed by the feed's key for this party")
+        for previous in self._evidence.links_at(held.row.no, start - 1):
+            links = feed_links.check_range(self.party, received.feed, start, previous, received.payloads, head, verify)
+            if not isinstance(links, Reason) and links:
+                return self._keep_branch(held, start, previous, received.payloads, links, head)
+        genuine = 0 <= head.length < 1 << 64 and feed_links.head_signed(self.party, received.feed, head, verify)
+        return Rejection(
+            Reason.BAD_LINK, f"blocks from {start} on do not lead to the head at {head.length}", head_signed=genuine
+        )
+
+    def _keep_branch(
+        self, held: _Held, seq: int, previous: Link, payloads: Sequence[bytes], links: Sequence[Link], head: Head
+    ) -> Rejection:
+        detail = f"another branch of the feed at block {seq}"
+        if self._evidence.size(held.row.no) + sum(map(len, payloads)) > EVIDENCE_BYTES_MAX:
+            return Rejection(Reason.FORK, f"{detail}; enough of it is kept already", self.fork_of(held.row.key))
+        self._evidence.keep(held.row.no, seq, previous, payloads, links, head)
+        return Rejection(Reason.FORK, detail, self._proof(held))
+
+    def _first_difference(self, held: _Held, start: int, links: Sequence[Link]) -> int | None:
+        """The first seq at which a range differs from what is held, where both reach."""
+        end = min(start + len(links), held.length)
+        # Links are chained, so equal last links mean equal ranges: the usual duplicate costs one row.
+        if end <= start or self._link_before(held, end) == links[end - start - 1]:
+            return None
+        rows = self._db.rows(
+            "SELECT link FROM blocks WHERE id >= ? AND id < ? ORDER BY id",
+            (block_id(held.row.no, start), block_id(held.row.no, end)),
+        )
+        for seq, ((ours,), theirs) in enumerate(zip(rows, links, strict=False), start):
+            if ours != theirs:
+                return seq
+        raise self._corrupt(held.row.key, end - 1, "its links are incomplete")
+
+    def _extend(self, held: _Held, payloads: Sequence[bytes], links: Sequence[Link], head: Head) -> None:
+        first = block_id(held.row.no, held.length)
+        block_id(held.row.no, head.length)  # raises before anything is written when the numbers run out
+        if self._evidence.size(held.row.no):
+            self._evidence.drop_held(held.row.no, held.length, links)
+        self._db.insert(_INSERT_BLOCK, list(zip(range(first, first + len(links)), links, payloads, strict=True)))
+        self._db.execute(_INSERT_HEAD, (held.row.no, head.length, head.link, head.signature))
+        held.length, held.last_link = head.length, head.link
+
+    def _chunk(self, held: _Held, start: int, end: int, previous: Link, bytes_max: int) -> list[Block]:
+        """At least one block from `start` on, each checked against its link."""
+        first = block_id(held.row.no, start)
+        rows = self._db.rows_until(
+            "SELECT id, link, payload FROM blocks WHERE id >= ? AND id < ? ORDER BY id LIMIT ?",
+            (first, block_id(held.row.no, end), CHUNK_BLOCKS),
+            size_of=lambda row: len(row[2]) if isinstance(row[2], bytes) else 0,
+            bytes_max=bytes_max,
+        )
+        if not rows:
+            raise self._corrupt(held.row.key, start, "it is missing")
+        for offset, (number, _, payload) in enumerate(rows):
+            if number != first + offset or not isinstance(payload, bytes):
+                raise self._corrupt(held.row.key, start + offset, "it is missing")
+        links = feed_links.chain(held.row.key, start, previous, [row[2] for row in rows])
+        for offset, row in enumerate(rows):
+            if row[1] != links[offset]:
+                raise self._corrupt(held.row.key, start + offset, "it does not match its link")
+        return [Block(start + offset, row[2], links[offset]) for offset, row in enumerate(rows)]
+
+    def _proof(self, held: _Held) -> ForkProof:
+        seq = self._evidence.first_seq(held.row.no)
+        assert seq is not None, f"feed {held.row.key.hex()} has no kept branch"
+        head = self.head_covering(held.row.key, seq)
+        if head is None:
+            raise self._corrupt(held.row.key, seq, "no head covers it")
+        hashes = [feed_links.payload_hash(block.payload) for block in self.read(held.row.key, seq, head.length)]
+        return self._evidence.proof(self.party, held.row.key, held.row.no, self._link_before(held, seq), hashes, head)
+
+    def _link_before(self, held: _Held, seq: int) -> Link:
+        """The link that block `seq` follows."""
+        if seq == held.row.base:
+            return held.row.base_link
+        if seq == held.length:
+            return held.last_link
+        row = self._db.row("SELECT link FROM blocks WHERE id = ?", (block_id(held.row.no, seq - 1),))
+        if row is None or not isinstance(row[0], bytes) or len(row[0]) != len(NO_LINK):
+            raise self._corrupt(held.row.key, seq - 1, "it is missing")
+        return Link(row[0])
+
+    def _need(self, key: FeedKey) -> _Held:
+        held = self._find(key)
+        if held is None:
+            raise NotFound(f"Feed {key.hex()} is not in this store.")
+        return held
+
+    def _find(self, key: FeedKey) -> _Held | None:
+        """The feed from memory, or from disk the first time; a reader beside a writer looks every time."""
+        held = self._held.get(key)
+        if held is not None and self._db.writable:
+            return held
+        row = self._row(key)
+        if row is None:
+            return None
+        held = self._held[key] = self._load(row)
+        return held
+
+    def _row(self, key: FeedKey) -> FeedRow | None:
+        if key not in self._rows and (not self._rows or not self._db.writable):
+            self._load_rows()
+        return self._rows.get(key)
+
+    def _load_rows(self) -> None:
+        """All entries at once: they are few, and the count finds one that got lost, which a look-up by key would not."""
+        rows = [FeedRow.read(row) for row in self._db.rows("SELECT * FROM feeds ORDER BY no")]
+        count = self.about(_FEED_COUNT) or b""
+        if len(rows) != int.from_bytes(count, "big") or any(row.no != no for no, row in enumerate(rows, 1)):
+            raise Corrupt(f"{self._db.path} has lost entries of feeds.", next_step="Fetch the party again from a peer.")
+        self._rows = {row.key: row for row in rows}
+
+    def _load(self, row: FeedRow) -> _Held:
+        """How far a feed reaches: blocks and heads must agree, or rows were lost."""
+        # One statement, so that a reader beside a writer sees both at one moment.
+        found = self._db.row(
+            """SELECT (SELECT max(id) FROM blocks WHERE id >= ? AND id < ?),
+                      (SELECT max(length) FROM heads WHERE feed_no = ?)""",
+            (first_id(row.no), first_id(row.no + 1), row.no),
+        )
+        assert found is not None, "a query without FROM has a row"
+        last_id, length = found
+        if last_id is None and length is None:
+            return _Held(row, row.base, row.base_link)
+        held_length = row.base if last_id is None else last_id - first_id(row.no) + 1
+        if length != held_length:
+            raise self._corrupt(row.key, held_length - 1, f"blocks end there, heads at {length!r}")
+        last = self._db.row(
+            """SELECT b.link, h.link FROM blocks b, heads h WHERE b.id = ? AND h.feed_no = ? AND h.length = ?""",
+            (last_id, row.no, length),
+        )
+        if last is None or last[0] != last[1] or not isinstance(last[0], bytes) or len(last[0]) != len(NO_LINK):
+            raise self._corrupt(row.key, length - 1, "it does not match the head that covers it")
+        return _Held(row, length, Link(last[0]))
+
+    def _corrupt(self, key: FeedKey, seq: int, what: str) -> Corrupt:
+        return Corrupt(
+            f"Block {seq} of feed {key.hex()} in {self._db.path} is damaged: {what}.",
+            next_step="Run `echostore feed verify`; a feed of someone else is fetched again.",
+        )

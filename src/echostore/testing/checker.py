@@ -1,0 +1,89 @@
+"""An independent judge of histories: reads what peers wrote down and says which promises were broken.
+
+It shares no code with the product and knows nothing but the history (docs/internals/histories.md has the events).
+Histories are read twice: first for what exists (appends, boots, forks, cuts, epochs), then for what each peer did with
+it. Only the order of events *of one peer* matters, except that an append comes before its acknowledgement and that a
+`quiesce` comes after what it sums up.
+
+    I1 durability      an acknowledged or durable append is there after every later boot of its writer
+    I2 nothing lost    at quiescence a peer has delivered everything, less what the history itself shows as excluded
+    I3 nothing invented  only appended entries are delivered; one hash per place; one writer per feed, who never forks
+    I4 once, in order  per peer and feed: no gap, no repetition, across crashes too
+    I5 causal          dependencies are delivered first, or excluded
+    I6 convergence     equal timeframe, admission and base: equal state, at any time
+    I9 session         reads never go back and include own writes; streams neither skip, repeat nor go back
+    H  the history itself makes no sense
+
+    python -m echostore.testing.checker history.jsonl
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from echostore.testing.history_conduct import Conduct
+from echostore.testing.history_facts import Event, Facts
+from echostore.testing.verdict import Report, Violation
+
+__all__ = ["Event", "Report", "Violation", "check", "check_events", "check_file", "main"]
+
+_MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError)
+"""What reading a field raises that is missing or of another type; nothing else in here raises them."""
+
+
+def check(events: Callable[[], Iterable[Event]]) -> Report:
+    """Judge a history; `events` gives it from its beginning, twice."""
+    report = Report()
+    facts = Facts(report)
+    malformed = set()
+    for number, event in enumerate(events(), 1):
+        try:
+            facts.read(number, event)
+        except _MALFORMED as error:
+            malformed.add(number)
+            report.add("H", number, f"a malformed event ({type(error).__name__}: {error})")
+    facts.finish()
+    conduct = Conduct(facts, report)
+    for number, event in enumerate(events(), 1):
+        report.events = number
+        if number in malformed:
+            continue
+        try:
+            conduct.read(number, event)
+        except _MALFORMED as error:
+            report.add("H", number, f"a malformed event ({type(error).__name__}: {error})")
+    conduct.finish()
+    report.violations.sort(key=lambda violation: violation.event)
+    return report
+
+
+def check_events(events: list[Event]) -> Report:
+    return check(lambda: events)
+
+
+def check_file(path: Path) -> Report:
+    """Judge a file with one event per line."""
+    return check(lambda: _lines(path))
+
+
+def _lines(path: Path) -> Iterator[Event]:
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                event = {}
+            yield event if isinstance(event, dict) else {}
+
+
+def main() -> int:
+    """Judge the files named on the command line; 6 when one is broken."""
+    reports = [(name, check_file(Path(name))) for name in sys.argv[1:]]
+    for name, report in reports:
+        sys.stdout.write(f"{name}: {report}\n")
+    return 0 if all(report.good for _, report in reports) else 6
+
+
+if __name__ == "__main__":
+    sys.exit(main())

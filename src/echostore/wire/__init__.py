@@ -1,0 +1,1 @@
+"""Bytes: protobuf schema <-> kernel values, hashing, signing, CIDs."""

@@ -1,0 +1,1 @@
+"""Generated from `wire/schema` by `make proto`; never edited."""

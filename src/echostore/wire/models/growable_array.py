@@ -1,0 +1,30 @@
+"""GrowableArray operations and states <-> protobuf."""
+
+from google.protobuf.message import DecodeError
+
+from echostore.kernel.errors import Corrupt
+from echostore.kernel.ids import ItemId
+from echostore.kernel.models.growable_array import ArrayOperation, GrowableArray
+from echostore.wire.generated import growable_array_pb2 as pb
+from echostore.wire.models.change_graph import MalformedGraph, decode_graph, decode_update, encode_graph, graph_bytes
+
+
+def encode_operation(operation: ArrayOperation) -> pb.GrowableArrayOperation:
+    return pb.GrowableArrayOperation(update=graph_bytes(operation.update), generation=operation.generation)
+
+
+def decode_operation(message: pb.GrowableArrayOperation) -> ArrayOperation:
+    """OperationRefused(MALFORMED) when the update is no change graph."""
+    return ArrayOperation(decode_update(message.update, of_text=False), message.generation)
+
+
+def encode_state(model: GrowableArray) -> bytes:
+    return pb.GrowableArrayState(graph=encode_graph(model.changes())).SerializeToString(deterministic=True)
+
+
+def decode_state(item: ItemId, data: bytes) -> GrowableArray:
+    try:
+        graph = decode_graph(pb.GrowableArrayState.FromString(data).graph, of_text=False)
+    except (DecodeError, MalformedGraph) as error:
+        raise Corrupt(f"the state of a GrowableArray can't be read: {error}") from None
+    return GrowableArray.from_changes(item, graph)

@@ -1,0 +1,209 @@
+"""The nodes of the item tree <-> bytes: pages and index nodes, written and parsed by hand.
+
+    page         ( 0a len ItemState )*  ( 12 len LargeItem )*        each group ascending by item key
+      ItemState    0a 10 <16-byte item id> ...                       embedded as it is, never encoded again
+      LargeItem    0a 10 <16-byte item id> ( 12 24 <36-byte CID> )+
+    index node   18 present   22 len ( <36-byte CID> )+   2a len ( count )+
+
+By hand, because a page of ready-made item states is then a join of bytes (100,000 items in well under a second), and
+because opening one item of a page decodes that item alone. The bytes are those of the generated `TreeNode`.
+
+Parsing is strict: what is accepted has the shape the rules ask for at its path and is the only encoding of what it
+says. Whether blobs match their CIDs is the reader's business.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from echostore.kernel.ids import ITEM_ID_BYTES, Cid, ItemId
+from echostore.kernel.limits import BLOB_BYTES_MAX
+from echostore.kernel.snapshot import (
+    INLINE_ITEM_BYTES_MAX,
+    NIBBLES,
+    PAGE_ITEMS_MAX,
+    PATH_NIBBLES_MAX,
+    ItemKey,
+    Path,
+    TreeTop,
+    is_page,
+    item_key,
+)
+from echostore.wire.cids import CID_BYTES
+from echostore.wire.generated import snapshot_pb2 as pb
+from echostore.wire.snapshot import is_node_cid, is_raw_cid
+from echostore.wire.varint import varint
+
+INDEX_BYTES_MAX: Final = 1024
+"""16 CIDs and 16 counts of 10 bytes, with their heads, are less."""
+
+ITEM_HEAD: Final = bytes((0x0A, ITEM_ID_BYTES))
+_CID_HEAD = bytes((0x12, CID_BYTES))
+_ID_END = len(ITEM_HEAD) + ITEM_ID_BYTES
+
+
+class MalformedNode(ValueError):
+    """These bytes are no node that may stand at this path."""
+
+
+class PageEntry(NamedTuple):
+    """An item as its page holds it: the bytes of its ItemState or, when `large`, of its LargeItem."""
+
+    key: ItemKey
+    item: ItemId
+    data: bytes
+    large: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A leaf: its items in ascending order of their keys."""
+
+    entries: tuple[PageEntry, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.entries)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexNode:
+    """An inner node: the branches that hold items, by nibble in ascending order."""
+
+    branches: tuple[tuple[str, TreeTop], ...]
+
+    @property
+    def count(self) -> int:
+        return sum(top.count for _, top in self.branches)
+
+
+def page_bytes(items: Iterable[bytes], large_items: Iterable[bytes]) -> bytes:
+    """A page of encoded ItemStates and LargeItems, each ascending by item key."""
+    parts: list[bytes] = []
+    for item in items:
+        parts += (_ITEM_HEADS[len(item)], item)
+    for large in large_items:
+        parts += (b"\x12" + varint(len(large)), large)
+    return b"".join(parts)
+
+
+def index_bytes(branches: Iterable[tuple[str, TreeTop]]) -> bytes:
+    """An index node over the branches that hold items, ascending by nibble."""
+    present = 0
+    cids, counts = b"", b""
+    for nibble, top in branches:
+        present |= 1 << int(nibble, 16)
+        cids += top.cid
+        counts += varint(top.count)
+    return b"".join((b"\x18", varint(present), b"\x22", varint(len(cids)), cids, b"\x2a", varint(len(counts)), counts))
+
+
+def large_item_bytes(item: ItemId, cids: Sequence[Cid]) -> bytes:
+    return ITEM_HEAD + item + b"".join(_CID_HEAD + cid for cid in cids)
+
+
+def large_item_cids(data: bytes) -> list[Cid]:
+    """The chunks that a LargeItem names."""
+    step = len(_CID_HEAD) + CID_BYTES
+    cids = [Cid(data[start + len(_CID_HEAD) : start + step]) for start in range(_ID_END, len(data), step)]
+    if not cids or not all(map(is_raw_cid, cids)) or large_item_bytes(ItemId(data[2:_ID_END]), cids) != data:
+        raise MalformedNode("a large item that is not an id and the raw CIDs of its chunks")
+    return cids
+
+
+def parse_node(data: bytes, path: Path) -> Page | IndexNode:
+    """The node that may stand at `path` with these bytes; raises MalformedNode."""
+    if len(data) > BLOB_BYTES_MAX:
+        raise MalformedNode(f"a node of {len(data)} bytes")
+    if data[:1] == b"\x18":
+        return _parse_index(data, path)
+    return _parse_page(data, path)
+
+
+def _parse_index(data: bytes, path: Path) -> IndexNode:
+    if len(data) > INDEX_BYTES_MAX:
+        raise MalformedNode(f"an index node of {len(data)} bytes")
+    try:
+        message = pb.TreeNode.FromString(data)
+    except DecodeError as error:
+        raise MalformedNode(f"undecodable: {error}") from None
+    nibbles = [nibble for bit, nibble in enumerate(NIBBLES) if message.present >> bit & 1]
+    cids = [Cid(message.branches[at : at + CID_BYTES]) for at in range(0, len(message.branches), CID_BYTES)]
+    if not len(nibbles) == len(cids) == len(message.counts) or message.present >> len(NIBBLES):
+        raise MalformedNode("an index node with columns of unequal length")
+    if not all(map(is_node_cid, cids)):
+        raise MalformedNode("a branch that is not named by a protobuf CID")
+    if not all(message.counts):
+        raise MalformedNode("an empty branch")
+    node = IndexNode(tuple(zip(nibbles, map(TreeTop, cids, message.counts), strict=True)))
+    if is_page(len(path), node.count):
+        raise MalformedNode(f"an index node over {node.count} items at depth {len(path)}, where a page belongs")
+    if index_bytes(node.branches) != data:
+        raise MalformedNode("an index node that is not in its canonical encoding")
+    return node
+
+
+def _parse_page(data: bytes, path: Path) -> Page:
+    if not data and path:
+        raise MalformedNode("an empty page below the top")
+    count_max = PAGE_ITEMS_MAX if len(path) < PATH_NIBBLES_MAX else len(data)
+    groups = _page_groups(data, count_max)
+    entries: list[PageEntry] = []
+    for large, group in enumerate(groups):
+        keyed = [PageEntry(item_key(item), item, raw, bool(large)) for item, raw in group]
+        if any(before.key >= after.key for before, after in pairwise(keyed)):
+            raise MalformedNode("items that are repeated or out of order")
+        entries += keyed
+    if groups[1]:
+        entries.sort()
+        if any(before.key == after.key for before, after in pairwise(entries)):
+            raise MalformedNode("an item that is both small and large")
+    for entry in entries:
+        if not entry.key.startswith(path):
+            raise MalformedNode(f"item {entry.item.hex()} with key {entry.key[:16]}, which lies elsewhere")
+    if page_bytes((raw for _, raw in groups[0]), (raw for _, raw in groups[1])) != data:
+        raise MalformedNode("a page that is not in its canonical encoding")
+    return Page(tuple(entries))
+
+
+_Group = list[tuple[ItemId, bytes]]
+
+
+def _page_groups(data: bytes, count_max: int) -> tuple[_Group, _Group]:
+    """The small and the large items of a page, as they stand there."""
+    groups: tuple[_Group, _Group] = ([], [])
+    at, end = 0, len(data)
+    while at < end:
+        large = data[at] == 0x12
+        if not large and (data[at] != 0x0A or groups[1]):
+            raise MalformedNode(f"unexpected tag {data[at]:#04x} at byte {at}")
+        size, start = _read_varint(data, at + 1)
+        at = start + size
+        raw = data[start:at]
+        if at > end or size < _ID_END or not raw.startswith(ITEM_HEAD):
+            raise MalformedNode(f"an entry at byte {start} that does not start with an item id")
+        if large:
+            large_item_cids(raw)
+        elif size > INLINE_ITEM_BYTES_MAX:
+            raise MalformedNode(f"an item state of {size} bytes that is not in chunks")
+        groups[large].append((ItemId(raw[2:_ID_END]), raw))
+        if len(groups[0]) + len(groups[1]) > count_max:
+            raise MalformedNode(f"a page of more than {count_max} items")
+    return groups
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """A length and where it ends. Longer spellings of it are found by encoding the page again."""
+    size = 0
+    for place, byte in enumerate(data[at : at + 4]):
+        size |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return size, at + place + 1
+    raise MalformedNode(f"a length at byte {at} that does not end or is too large")
+
+
+# The page's tag and length for every size of an item that is not large: looked up once per item of every build.
+_ITEM_HEADS: Final = tuple(b"\x0a" + varint(size) for size in range(INLINE_ITEM_BYTES_MAX + 1))

@@ -1,0 +1,349 @@
+"""Reading an item tree that someone else may have made: one item, all of them, what differs, what is wrong.
+
+Nothing is believed. Every blob is checked against its CID before it is parsed, every node against the shape rule of
+its path and the count its parent promised. With that, a tree that wants to waste a reader's time can't:
+
+    deep          a node below 16 nibbles must be a page
+    wide, shared  an item's key must start with its path, so no page serves at two places; no branch is empty
+    many          nodes_max, for readers that walk a whole tree
+    large         a blob is at most BLOB_BYTES_MAX, one item's bytes are at most bytes_max
+    cyclic        would need a SHA-256 collision
+
+Walks keep their own stack; nothing here recurses. Blobs come through `get`, which answers None (or raises KeyError or
+NotFound) for one that is not here; `MissingBlob` then names it, for who wants to fetch it and try again.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from echostore.kernel.errors import Corrupt, NotFound, TooLarge
+from echostore.kernel.ids import Cid, ItemId
+from echostore.kernel.limits import BLOB_BYTES_MAX
+from echostore.kernel.snapshot import (
+    CHUNK_BYTES,
+    INLINE_ITEM_BYTES_MAX,
+    INLINE_STATE_BYTES_MAX,
+    ItemKey,
+    Path,
+    TreeTop,
+    chunks_problem,
+    item_key,
+)
+from echostore.wire.cids import cid_text, matches
+from echostore.wire.generated import snapshot_pb2 as pb
+from echostore.wire.snapshot import decode_item, is_node_cid
+from echostore.wire.tree_nodes import IndexNode, MalformedNode, Page, PageEntry, large_item_cids, parse_node
+
+Get = Callable[[Cid], bytes | None]
+
+NODES_MAX: Final = 1 << 20
+"""Nodes that one walk reads: about two million items. Who knows a larger party passes more."""
+
+ITEM_BYTES_MAX: Final = 1 << 30
+"""Bytes of one item's state that are put together in memory: one chunk can be named very often in little space."""
+
+PROBLEMS_MAX: Final = 100
+"""Problems that a report lists: enough to see what happened, and a broken tree of any size gives a short report."""
+
+
+class BadBlob(Corrupt):
+    """A blob of the tree does not match its CID or can't stand where it does."""
+
+    def __init__(self, cid: Cid, path: Path, what: str) -> None:
+        super().__init__(f"Blob {cid_text(cid)} at path {path!r} of the item tree: {what}.")
+        self.cid = cid
+        self.path = path
+        self.problem = what
+
+
+class MissingBlob(BadBlob):
+    """A blob of the tree is not here."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeDiff:
+    """The items that differ between two trees, each list in ascending order of the keys."""
+
+    added: tuple[ItemId, ...]
+    changed: tuple[ItemId, ...]
+    removed: tuple[ItemId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Covering:
+    """The lowest node whose items include all those below a prefix, and where it stands."""
+
+    path: Path
+    top: TreeTop
+
+
+@dataclass(frozen=True, slots=True)
+class TreeReport:
+    """What `verify_tree` found. Counts are of what could be read; `problems` is cut at PROBLEMS_MAX."""
+
+    problems: tuple[str, ...]
+    items: int
+    nodes: int
+    blobs: int
+    bytes: int
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+class TreeReader:
+    """The item tree with this top. Every method raises BadBlob or MissingBlob, both Corrupt, for what it can't trust."""
+
+    def __init__(self, top: Cid, get: Get, *, nodes_max: int = NODES_MAX, bytes_max: int = ITEM_BYTES_MAX) -> None:
+        self.top = top
+        self._get = get
+        self._nodes_max = nodes_max
+        self._bytes_max = bytes_max
+
+    @property
+    def count(self) -> int:
+        return self._node(self.top, "").count
+
+    def item(self, item: ItemId) -> pb.ItemState | None:
+        """The state of one item; reads the nodes on its path only. A large model state stays where it is."""
+        key = item_key(item)
+        path, node = self._descend(key)
+        if isinstance(node, Page):
+            for entry in node.entries:
+                if entry.item == item:
+                    return self._item_state(entry, path)
+        return None
+
+    def items(self) -> Iterator[tuple[ItemId, pb.ItemState]]:
+        """All items, in ascending order of their keys."""
+        for path, _, node in self._walk():
+            if isinstance(node, Page):
+                for entry in node.entries:
+                    yield entry.item, self._item_state(entry, path)
+
+    def state_bytes(self, state: pb.ItemState) -> bytes:
+        """The whole model state of an item, also when it is in chunks."""
+        if not state.state_cids:
+            return state.state
+        path = item_key(ItemId(state.item))
+        return self._join([Cid(cid) for cid in state.state_cids], path, total_min=INLINE_STATE_BYTES_MAX + 1)
+
+    def reachable(self) -> Iterator[Cid]:
+        """Every CID of the tree once, a name before what it leads to: nodes, large items, chunks of model states."""
+        chunks: set[Cid] = set()
+        for path, cid, node in self._walk():
+            yield cid
+            if isinstance(node, Page):
+                for chunk in self._chunk_cids(node, path):
+                    if chunk not in chunks:
+                        chunks.add(chunk)
+                        yield chunk
+
+    def node_for_prefix(self, prefix: Path) -> Covering | None:
+        """The lowest node that holds all items below `prefix`: the one there, or the page above; None without items."""
+        path, top = "", None
+        node = self._node(self.top, "")
+        while path != prefix and isinstance(node, IndexNode):
+            path = prefix[: len(path) + 1]
+            top = dict(node.branches).get(path[-1])
+            if top is None:
+                return None
+            node = self._node(top.cid, path, top.count)
+        if isinstance(node, Page) and not any(entry.key.startswith(prefix) for entry in node.entries):
+            return None
+        return Covering(path, top or TreeTop(self.top, node.count))
+
+    def diff(self, other: Cid, other_get: Get | None = None) -> TreeDiff:
+        """What must be added, changed and removed to turn this tree into the one with the top `other`.
+
+        Subtrees with equal CIDs are not visited.
+        """
+        there = TreeReader(other, other_get or self._get, nodes_max=self._nodes_max, bytes_max=self._bytes_max)
+        if other == self.top:
+            return TreeDiff((), (), ())
+        differing: list[tuple[ItemKey, ItemId, bool, bool]] = []
+        pairs: list[tuple[Path, _Side, _Side]] = [("", TreeTop(self.top, self.count), TreeTop(other, there.count))]
+        visited = 0
+        while pairs:
+            path, old_side, new_side = pairs.pop()
+            visited += 1
+            self._check_visited(visited)
+            old, new = self._opened(old_side, path), there._opened(new_side, path)
+            if isinstance(old, Page) and isinstance(new, Page):
+                differing += _differing_entries(old, new)
+                continue
+            old_branches, new_branches = _branches(old, path), _branches(new, path)
+            for nibble in old_branches.keys() | new_branches.keys():
+                before, after = old_branches.get(nibble, _NOTHING), new_branches.get(nibble, _NOTHING)
+                if before != after:
+                    pairs.append((path + nibble, before, after))
+        differing.sort()
+        return TreeDiff(
+            added=tuple(item for _, item, was, _ in differing if not was),
+            changed=tuple(item for _, item, was, is_ in differing if was and is_),
+            removed=tuple(item for _, item, _, is_ in differing if not is_),
+        )
+
+    def _descend(self, key: ItemKey) -> tuple[Path, Page | IndexNode]:
+        """The page that holds `key` if any does, or the index node that has no branch for it."""
+        path = ""
+        node = self._node(self.top, path)
+        while isinstance(node, IndexNode):
+            top = dict(node.branches).get(key[len(path)])
+            if top is None:
+                break
+            path = key[: len(path) + 1]
+            node = self._node(top.cid, path, top.count)
+        return path, node
+
+    def _walk(self) -> Iterator[tuple[Path, Cid, Page | IndexNode]]:
+        """All nodes, parents before children, in ascending order of their paths."""
+        waiting: list[tuple[Path, Cid, int | None]] = [("", self.top, None)]
+        visited = 0
+        while waiting:
+            path, cid, count = waiting.pop()
+            visited += 1
+            self._check_visited(visited)
+            node = self._node(cid, path, count)
+            if isinstance(node, IndexNode):
+                waiting += [(path + nibble, top.cid, top.count) for nibble, top in reversed(node.branches)]
+            yield path, cid, node
+
+    def _check_visited(self, visited: int) -> None:
+        if visited > self._nodes_max:
+            raise TooLarge(f"the item tree has more than {self._nodes_max} nodes", next_step="Pass a larger nodes_max.")
+
+    def _opened(self, side: "_Side", path: Path) -> Page | IndexNode:
+        return self._node(side.cid, path, side.count) if isinstance(side, TreeTop) else side
+
+    def _node(self, cid: Cid, path: Path, count: int | None = None) -> Page | IndexNode:
+        if not is_node_cid(cid):
+            raise BadBlob(cid, path, "not the CID of a node")
+        try:
+            node = parse_node(self._blob(cid, path, BLOB_BYTES_MAX), path)
+        except MalformedNode as error:
+            raise BadBlob(cid, path, str(error)) from None
+        if count is not None and node.count != count:
+            raise BadBlob(cid, path, f"{node.count} items, its parent promised {count}")
+        return node
+
+    def _blob(self, cid: Cid, path: Path, bytes_max: int) -> bytes:
+        try:
+            data = self._get(cid)
+        except (KeyError, NotFound):
+            data = None
+        if data is None:
+            raise MissingBlob(cid, path, "not here")
+        if len(data) > bytes_max:
+            raise BadBlob(cid, path, f"{len(data)} bytes, where at most {bytes_max} may be")
+        if not matches(cid, data):
+            raise BadBlob(cid, path, "its bytes do not match its CID")
+        return data
+
+    def _item_state(self, entry: PageEntry, path: Path) -> pb.ItemState:
+        data = entry.data
+        if entry.large:
+            data = self._join(large_item_cids(data), path, total_min=INLINE_ITEM_BYTES_MAX + 1)
+        return decode_item(data, entry.item)
+
+    def _join(self, cids: list[Cid], path: Path, *, total_min: int) -> bytes:
+        # Asked before anything is fetched: all but the last chunk must be full.
+        if (len(cids) - 1) * CHUNK_BYTES >= self._bytes_max:
+            raise TooLarge(f"{len(cids)} chunks at {path!r} of the item tree, more than {self._bytes_max} bytes")
+        parts = [self._blob(cid, path, CHUNK_BYTES) for cid in cids]
+        problem = chunks_problem([len(part) for part in parts], total_min=total_min)
+        if problem:
+            raise BadBlob(cids[0], path, problem)
+        return b"".join(parts)
+
+    def _chunk_cids(self, page: Page, path: Path) -> Iterator[Cid]:
+        for entry in page.entries:
+            if entry.large:
+                yield from large_item_cids(entry.data)
+            yield from map(Cid, self._item_state(entry, path).state_cids)
+
+
+def verify_tree(top: TreeTop, get: Get, *, nodes_max: int = NODES_MAX) -> TreeReport:
+    """Read everything below `top`, chunks included, and list what is wrong.
+
+    A tree without problems is the only tree of its items: its top is what `build` gives for them. Whether they are the
+    right items only the history can tell.
+    """
+    meter = _Meter(get)
+    reader = TreeReader(top.cid, meter)
+    problems: list[str] = []
+    items = nodes = 0
+    waiting = [("", top)]
+    while waiting and len(problems) < PROBLEMS_MAX:
+        path, place = waiting.pop()
+        nodes += 1
+        if nodes > nodes_max:
+            problems.append(f"more than {nodes_max} nodes")
+            break
+        try:
+            node = reader._node(place.cid, path, place.count)
+        except BadBlob as error:
+            problems.append(error.what)
+            continue
+        if isinstance(node, IndexNode):
+            waiting += [(path + nibble, branch) for nibble, branch in reversed(node.branches)]
+            continue
+        items += node.count
+        for entry in node.entries:
+            problem = _item_problem(reader, meter, entry, path)
+            if problem:
+                problems.append(problem)
+    return TreeReport(tuple(problems[:PROBLEMS_MAX]), items, nodes, len(meter.sizes), sum(meter.sizes.values()))
+
+
+class _Meter:
+    """A `get` that remembers how large every blob was."""
+
+    def __init__(self, get: Get) -> None:
+        self._get = get
+        self.sizes: dict[Cid, int] = {}
+
+    def __call__(self, cid: Cid) -> bytes | None:
+        data = self._get(cid)
+        if data is not None:
+            self.sizes[cid] = len(data)
+        return data
+
+
+def _item_problem(reader: TreeReader, meter: _Meter, entry: PageEntry, path: Path) -> str:
+    try:
+        state = reader._item_state(entry, path)
+        cids = [Cid(cid) for cid in state.state_cids]
+        for cid in dict.fromkeys(cids):  # a chunk that an item names a thousand times is hashed once
+            reader._blob(cid, path, CHUNK_BYTES)
+    except (Corrupt, TooLarge) as error:
+        return error.what
+    if not cids:
+        return ""
+    problem = chunks_problem([meter.sizes[cid] for cid in cids], total_min=INLINE_STATE_BYTES_MAX + 1)
+    return f"The state of item {entry.item.hex()}: {problem}." if problem else ""
+
+
+# One side of a comparison: a node that was not read yet, or the items of a page that the other side has split further.
+_Side = TreeTop | Page
+_NOTHING: Final = Page(())
+
+
+def _branches(node: Page | IndexNode, path: Path) -> Mapping[str, _Side]:
+    """What lies below each nibble, also when this side keeps it all in one page."""
+    if isinstance(node, IndexNode):
+        return dict(node.branches)
+    split: dict[str, list[PageEntry]] = {}
+    for entry in node.entries:
+        split.setdefault(entry.key[len(path)], []).append(entry)
+    return {nibble: Page(tuple(entries)) for nibble, entries in split.items()}
+
+
+def _differing_entries(old: Page, new: Page) -> Iterator[tuple[ItemKey, ItemId, bool, bool]]:
+    """Key, id, whether the item was there, whether it is there: for each item that is not the same in both."""
+    before, after = ({entry.item: entry for entry in page.entries} for page in (old, new))
+    for item in before.keys() | after.keys():
+        if before.get(item) != after.get(item):
+            yield item_key(item), item, item in before, item in after

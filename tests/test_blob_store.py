@@ -1,0 +1,95 @@
+"""BlobStore: content under its own name, checked on the way in and on the way out."""
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from echostore.kernel.errors import Corrupt, NotFound, Refused, TooLarge
+from echostore.kernel.ids import Cid
+from echostore.kernel.limits import BLOB_BYTES_MAX
+from echostore.store import blob_store
+from echostore.store.blob_store import BlobStore
+from echostore.wire.cids import PROTOBUF, cid_of
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "blobs.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[BlobStore]:
+    with BlobStore(path) as opened:
+        yield opened
+
+
+def some(count: int) -> dict[Cid, bytes]:
+    contents = [f"blob {number}".encode() * (1 + number) for number in range(count)]
+    return {cid_of(data): data for data in contents}
+
+
+def test_blobs_come_back_under_their_cid(path: Path) -> None:
+    blobs = some(5)
+    with BlobStore(path) as store:
+        assert store.put_many(blobs) == 5
+        assert store.put_many(blobs) == 0
+        node = store.put(b"a tree node", PROTOBUF)
+        assert node == cid_of(b"a tree node", PROTOBUF)
+    with BlobStore(path, writable=False) as store:
+        assert {cid: store.get(cid) for cid in blobs} == blobs
+        assert store.has(node)
+        assert not store.has(cid_of(b"a tree node"))
+        assert store.data_bytes() == sum(map(len, blobs.values())) + len(b"a tree node")
+        assert store.missing([node, cid_of(b"nowhere")]) == [cid_of(b"nowhere")]
+        with pytest.raises(NotFound):
+            store.get(cid_of(b"nowhere"))
+
+
+def test_what_does_not_match_its_cid_never_enters(store: BlobStore) -> None:
+    blobs = some(3)
+    for wrong in (cid_of(b"other"), Cid(b""), Cid(cid_of(b"poison")[4:])):
+        with pytest.raises(Refused):
+            store.put_many(blobs | {wrong: b"poison"})
+    with pytest.raises(TooLarge):
+        store.put(bytes(BLOB_BYTES_MAX + 1))
+    assert list(store.list()) == []
+
+
+def test_listing_goes_by_pages_in_the_order_of_cids(store: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blob_store, "LIST_ROWS", 3)
+    blobs = some(10)
+    store.put_many(blobs)
+    assert list(store.list()) == sorted((cid, len(data)) for cid, data in blobs.items())
+
+
+def test_deleting(store: BlobStore) -> None:
+    blobs = some(4)
+    store.put_many(blobs)
+    gone = list(blobs)[:2]
+    assert store.delete([*gone, gone[0], cid_of(b"nowhere")]) == 2
+    assert [store.has(cid) for cid in blobs] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("value", ["zeroblob(9)", "'text'", "7"])
+def test_damage_is_found_and_named(path: Path, value: str) -> None:
+    blobs = some(6)
+    with BlobStore(path) as store:
+        store.put_many(blobs)
+    victim = list(blobs)[3]
+    connection = sqlite3.connect(path)
+    connection.execute(f"UPDATE blobs SET data = {value} WHERE cid = ?", (victim,))
+    connection.commit()
+    connection.close()
+    seen: list[tuple[int, int]] = []
+    with BlobStore(path) as store:
+        verdict = store.verify(lambda done, total: seen.append((done, total)))
+        assert (verdict.damaged, verdict.blobs, verdict.sound) == ((victim,), 6, False)
+        assert seen[-1] == (6, 6)
+        with pytest.raises(Corrupt):
+            store.get(victim)
+        store.delete([victim])
+        store.put_many({victim: blobs[victim]})
+        assert store.verify().sound
+        assert store.get(victim, check=False) == blobs[victim]
