@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echostore.kernel.ids import PartyKey
@@ -21,9 +21,11 @@ from echostore.kernel.query.fields import parse_field
 from echostore.kernel.query.filters import And
 from echostore.kernel.query.live import Change, LiveQuery, LiveUnion
 from echostore.kernel.query.sorted_keys import RUN_KEYS, SortedKeys
+from echostore.kernel.query.source import Deleted
 from echostore.kernel.query.spec import Order, QuerySpec, Reduce, Reducer, Stage, Step
+from echostore.kernel.values import Reference
 from reference.query import Answer, Graph, answer, answer_of_parties, item, shown
-from reference.query_examples import graphs, mutations, specs
+from reference.query_examples import ITEMS, graphs, mutations, specs
 
 PARTIES = (PartyKey(b"1" * 32), PartyKey(b"2" * 32))
 
@@ -73,7 +75,7 @@ def test_the_maintained_answer_equals_a_fresh_one_after_every_batch(
     for _ in range(data.draw(st.integers(1, 6), label="batches")):
         for _ in range(data.draw(st.integers(1, 4), label="mutations")):
             data.draw(mutations(graph))
-        changed = graph.take_changed() | {item(n) for n in data.draw(st.sets(st.integers(0, 8), max_size=2))}
+        changed = graph.take_changed() | {item(n) for n in data.draw(st.sets(st.integers(0, ITEMS), max_size=2))}
         change = live.update(changed)
         after = answer(spec, graph)
         assert maintained(spec, live, graph) == after
@@ -81,6 +83,57 @@ def test_the_maintained_answer_equals_a_fresh_one_after_every_batch(
         if spec.reduce is not None:
             assert replayed_groups(before, change) == replayed_groups(after, None)
         before = after
+
+
+WALKS = [step for step in Step if step is not Step.ALL]
+
+
+@pytest.mark.parametrize("step", WALKS)
+@settings(max_examples=100)
+@given(seed=st.integers(0, 2**32))
+def test_walks_are_maintained_through_long_histories(step: Step, seed: int) -> None:
+    """Few items, many edges, long histories: what random specs hit too seldom."""
+    chance = random.Random(seed)
+    further = [Stage(chance.choice(WALKS), deleted=Deleted.SHOW)] if chance.random() < 0.4 else []
+    first = Stage(filter=where(on=True), deleted=chance.choice([Deleted.SHOW, Deleted.HIDE]))
+    order = (Order(parse_field("n"), chance.random() < 0.5),) if chance.random() < 0.5 else ()
+    limit = chance.choice([None, None, 2])
+    spec = QuerySpec((first, Stage(step, deleted=chance.choice([Deleted.SHOW, Deleted.HIDE])), *further), order, limit)
+    graph = Graph()
+    live = LiveQuery(spec, graph)
+    live.start()
+    before = answer(spec, graph)
+    for _ in range(30):
+        for _ in range(chance.randint(1, 3)):
+            rewire(graph, chance)
+        change = live.update(graph.take_changed())
+        after = answer(spec, graph)
+        assert maintained(spec, live, graph) == after
+        check_told(spec, before, after, change)
+        before = after
+
+
+def rewire(graph: Graph, chance: random.Random) -> None:
+    """One random change of an edge, or of what lets an item through."""
+    some = [item(number) for number in range(6)]
+    one, other = chance.choice(some), chance.choice(some)
+    if one not in graph.rows or chance.random() < 0.1:
+        ends = {"source": other, "target": chance.choice(some)} if chance.random() < 0.6 else {}
+        graph.create(some.index(one), "x", chance.choice(some), on=chance.random() < 0.6, n=chance.randrange(3), **ends)
+    elif (kind := chance.randrange(7)) == 0:
+        graph.move(one, chance.choice([None, other]))
+    elif kind == 1:
+        graph.embed(one, other, (one, other) not in graph.embeddings)
+    elif kind == 2:
+        graph.write(one, "to", [Reference(each) for each in chance.sample(some, chance.randrange(4))])
+    elif kind == 3:
+        graph.write(one, "on", not graph.rows[one].values["on"])
+    elif kind == 4:
+        graph.write(one, "n", chance.randrange(3))
+    elif kind == 5:
+        graph.delete(one, not graph.rows[one].deleted)
+    elif chance.random() < 0.3:
+        graph.remove(one)
 
 
 @given(specs(), graphs(), graphs(), st.data())

@@ -78,7 +78,8 @@ def test_values_of_all_kinds_sort_in_one_order() -> None:
         None, False, True, float("-inf"), -1, 0.5, 1, float("inf"), float("nan"), "", "a", "é", b"", b"a",
         moment, moment + timedelta(microseconds=1), Reference(item(1)), Reference(item(2)), [], [1], [1, 2], {}, {"a": 1},
     ]  # fmt: skip  # one line for each kind reads worse
-    assert sorted(ordered[::-1], key=order_key) == ordered
+    backwards = ordered[::-1]
+    assert sorted(backwards, key=order_key) == ordered
 
 
 def test_integers_compare_exactly_with_floats() -> None:

@@ -118,7 +118,7 @@ class Reference:
                 continue
             if said.kind is PartyKind.LOCAL and said.identity != said.device:
                 continue
-            if said.control_feed == fact.place[0]:
+            if said.control_feed == fact.place[0] and said.control_feed[:8] != said.data_feed[:8]:
                 return fact
         return None
 
@@ -166,7 +166,7 @@ class Reference:
                 claimed.append(fact)
                 differing = [other for other, content in rivals if self._content(content) != mine]
                 fresh = [other for other in differing if other not in fact.past]
-                if fresh and not differing[0] in fact.past:
+                if fresh and differing[0] not in fact.past:
                     pins = {fact, differing[0]}
                     if not pins <= self.collided:
                         self.collided |= pins

@@ -5,7 +5,7 @@ now; writing goes through the party, so that it lands in the open batch or in a 
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from echostore.kernel.errors import ModelFailed, NotFound, Refused, UsageError
 from echostore.kernel.ids import POSITION_BITS, IdentityKey, ItemId, Stamp, item_local, item_text
@@ -22,8 +22,11 @@ from echostore.wire.values import value_bytes
 
 if TYPE_CHECKING:
     from echostore.peer.history import Revision, ValueDiff
+    from echostore.peer.model_fork import Convert
     from echostore.peer.party import Party
     from echostore.peer.streams import Stream
+
+T = TypeVar("T")
 
 EDITS_MAX = 4096
 """Edits in place that one message holds at most; more are sealed as they come."""
@@ -139,6 +142,12 @@ class Item:
 
     def restore(self) -> None:
         self._write_metadata(Set((DELETED_KEY,), DELETED))
+
+    def upgrade(self, version: int, convert: "Convert | None" = None) -> "Item":
+        """Continue this item under another version of its model, as a new item; see docs/models.md."""
+        from echostore.peer.model_fork import fork_item
+
+        return fork_item(self, version, convert)
 
     # place
 
@@ -319,6 +328,13 @@ class PropertySetItem(Item):
         """All properties."""
         with self.party.reading():
             return {key: _copy(value) for key, value in self._model().value().items()}
+
+    def to(self, cls: type[T]) -> T:
+        """The instance of a dataclass that this item stands for; changing it changes nothing here."""
+        from echostore.peer.dataclass_mapping import to_dataclass
+
+        found: T = to_dataclass(self, cls)
+        return found
 
     def __setitem__(self, path: str | tuple[str, ...], value: Value) -> None:
         self._change(Set(check_path(path), self._plain(path, value)))

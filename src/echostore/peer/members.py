@@ -25,7 +25,7 @@ from echostore.kernel.party.credentials import (
 )
 from echostore.kernel.party.machine import Rejection
 from echostore.peer.identity import JoinRequest, Welcome
-from echostore.wire.credentials import with_adoption_proof
+from echostore.wire.credentials import device_vouched, with_adoption_proof
 from echostore.wire.generated import credential_pb2
 
 if TYPE_CHECKING:
@@ -116,11 +116,9 @@ class Members:
                 (request.data_feed, FeedKind.DATA, request.data_consent),
             ):
                 assertions.append(FeedAdmit(feed, kind, request.identity, request.device, None, consent))
-            credentials = [self._sign(assertion) for assertion in assertions]
-            for credential, assertion in zip(credentials, assertions, strict=True):
-                if isinstance(assertion, DeviceAdmit):
-                    credential.chain.extend(chain)
-            self._issue(credentials)
+            if not device_vouched(chain, request.identity, request.device):
+                raise Refused("the identity does not vouch for the device that asks to join")
+            self._issue([self._sign(assertion) for assertion in assertions])
             genesis = machine.genesis
             assert genesis is not None
             return Welcome(party.key, genesis.control_feed, party.title)

@@ -25,9 +25,11 @@ from echostore.kernel.values import Reference, Value, check_value, parse_locator
 from echostore.peer.anchors import Anchor
 from echostore.peer.items import HANDLES, CustomItem, Item, PropertySetItem
 from echostore.peer.live import LiveHub
+from echostore.peer.published_models import PublishedModel, publish_model, published_models
 from echostore.peer.query import Query, query_over
 from echostore.peer.receipts import Receipt
 from echostore.peer.runtime import PartyRuntime
+from echostore.peer.schema import Schemas, create_from_object, schema_type
 from echostore.peer.snapshots import Snapshot, take_snapshot
 from echostore.peer.status import PartyStatus, party_status
 from echostore.peer.streams import Stream
@@ -39,7 +41,6 @@ from echostore.wire.views import sign_view
 if TYPE_CHECKING:
     from echostore.peer.members import Members
     from echostore.peer.peer import Peer
-    from echostore.peer.schema import Schemas
 
 SYSTEM_TYPE = "system"
 """The type of a party's system item."""
@@ -57,8 +58,8 @@ class Party:
         self._changed = threading.Condition(lock)
         self._acknowledged: dict[bytes, dict[bytes, int]] = {}
         self._announced: dict[bytes, int] = {}
+        self.schemas = Schemas(self)
         self.live = LiveHub(self)
-        self._schemas: Schemas | None = None
         self._sync_port: PartySyncPort | None = None
 
     # state of the handle
@@ -120,9 +121,7 @@ class Party:
     ) -> Any:
         """Make an item. The model is a name, a registered class, or an instance of a dataclass with a schema."""
         if not isinstance(model, str):
-            from echostore.peer.schema import create_from_object
-
-            return create_from_object(self, model, parent=parent, name=name)
+            return create_from_object(self, model, type=type, parent=parent, name=name, properties=properties)
         known = self.peer.models.latest(model)
         if known is None and version is None:
             names = ", ".join(sorted({known for known, _ in self.peer.models.names()}))
@@ -320,9 +319,11 @@ class Party:
                 at = runtime.state.home(at)
             return False
 
-    def query(self, type: str | None = None, **equals: Value) -> Query[Any]:
-        """A query over the items; see docs/queries.md."""
-        return query_over(self.live, type=type, **equals)
+    def query(self, type: str | type[Any] | None = None, **equals: Value) -> Query[Any]:
+        """A query over the items, of one type if given (a name or a dataclass); see docs/queries.md."""
+        if self.has_schemas:
+            self.schemas.declare_indexes()
+        return query_over(self.live, type=None if type is None else schema_type(type), **equals)
 
     def index(self, *names: str) -> None:
         """Declare properties that queries filter on often: they get an index."""
@@ -406,15 +407,7 @@ class Party:
 
         return Members(self)
 
-    # schemas
-
-    @property
-    def schemas(self) -> "Schemas":
-        if self._schemas is None:
-            from echostore.peer.schema import Schemas
-
-            self._schemas = Schemas(self)
-        return self._schemas
+    # schemas and models
 
     @property
     def has_schemas(self) -> bool:
@@ -422,6 +415,13 @@ class Party:
 
     def check_schema(self, record: ItemRecord, changes: tuple[Change, ...]) -> None:
         self.schemas.check_change(record, changes)
+
+    def publish_model(self, model: type[Any]) -> PublishedModel:
+        """Tell the members which model the party's items use: its descriptor, never its code."""
+        return publish_model(self, model)
+
+    def published_models(self) -> list[PublishedModel]:
+        return published_models(self)
 
     # forks and replication
 

@@ -9,19 +9,20 @@ One lock guards the peer. A background thread makes writes durable shortly after
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from echostore.kernel.errors import Closed, NotFound, Refused, UsageError
 from echostore.kernel.ids import PartyKey
-from echostore.kernel.models.factory import ModelFactory
 from echostore.kernel.values import parse_locator
 from echostore.peer.identity import JoinRequest, Welcome
 from echostore.peer.identity import Self as OwnSelf
+from echostore.peer.model_registry import PeerModels
 from echostore.peer.opening import PartyOpener
 from echostore.peer.party import Party
+from echostore.peer.plugins import LoadedModels, load_models
 from echostore.peer.query import MultiQuery
 from echostore.peer.sync_port import PartySyncPort
 from echostore.peer.view_classes import ViewClasses
@@ -30,7 +31,6 @@ from echostore.store.instance import check_in
 from echostore.store.key_store import KeyStore, KeyUse
 from echostore.store.meta_store import KnownParty, MetaStore, PartyState
 from echostore.wire.signing import SigningKey
-from echostore.wire.values import value_from_bytes
 
 FLUSH_AFTER_S = 0.1
 """How long a write may stay in memory alone: a tenth of a second of typing makes one block."""
@@ -68,7 +68,7 @@ class Peer:
         self.read_only = read_only
         self.lock = threading.RLock()
         self.now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
-        self.models = ModelFactory(value_from_bytes)
+        self.models = PeerModels(self)
         self._file_lock = None if read_only else home.lock()
         self.closed = False
         self._parties: dict[PartyKey, Party] = {}
@@ -134,6 +134,10 @@ class Peer:
     def keep_feed_keys(self, party: PartyKey, keys: list[SigningKey]) -> None:
         """Feed keys are durable before their first block."""
         self.keys.add_many([(KeyUse.FEED, key, party.hex()) for key in keys])
+
+    def load_models(self, allow: Mapping[str, str]) -> LoadedModels:
+        """Load models of installed packages, each allowed by the hash of its source: `{"counter@2": sha256}`."""
+        return load_models(self.models, allow)
 
     # parties
 

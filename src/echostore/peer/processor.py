@@ -102,9 +102,12 @@ class PartyProcessor:
         self._genesis_feed = genesis_feed
         self._admission: Admission | None = None
         self.child_system_item: ItemId | None = None
+        self._admission_changed = False
         self.paused = False
         """Hold new blocks without processing them."""
         self.children: list[PartyProcessor] = []
+        self.on_admission: list[Callable[[], None]] = []
+        """Told when control has changed which blocks count."""
         self.generations: dict[ItemId, int] = {}
         self.before_refold: Callable[[], None] = lambda: None
         """Makes this device's own open writes readable from the store."""
@@ -339,6 +342,10 @@ class PartyProcessor:
 
     def finish(self) -> None:
         """End of a run: settle the tree, refold what rules demand, tell the listeners once."""
+        if self._admission_changed:
+            self._admission_changed = False
+            for told in list(self.on_admission):
+                told()
         self.state.settle()
         if self.state.refold:
             items, self.state.refold = self.state.refold, set()
@@ -473,6 +480,7 @@ class PartyProcessor:
         after = self.admission
         if before is None or before.digest == after.digest:
             return
+        self._admission_changed = True
         items: set[ItemId] = set()
         for feed, cursor in self.orderer.cursors.items():
             if cursor.kind != DATA or not cursor.length:

@@ -69,6 +69,7 @@ class PartyRuntime:
         self.control: OwnFeed | None = None
         self.declared: set[str] = set()
         self.source = PartySource(processor.state, items)
+        self.source.touched(processor.state.dirty)  # the tail was folded before anybody listened
         self.open_edits: dict[ItemId, ItemRecord] = {}
         self.edit_count = 0
         self.schema_count = 0

@@ -34,7 +34,9 @@ class PartySyncPort:
     def __init__(self, party: "Party") -> None:
         self._party = party
         self._callbacks: list[Callable[[FeedKey, int], None]] = []
+        self._known: set[FeedKey] = {admitted.feed for admitted in party.runtime.processor.admission.feeds}
         party.runtime.on_durable.append(self._grew)
+        party.runtime.processor.on_admission.append(self._admission_moved)
 
     def feeds(self) -> list[FeedTip]:
         """Every admitted feed with its tip, and the branches kept as evidence."""
@@ -119,6 +121,17 @@ class PartySyncPort:
                 self._callbacks.remove(callback)
 
         return stop
+
+    def _admission_moved(self) -> None:
+        """Feeds that have just been admitted are news to the other side as well."""
+        admission = self._party.runtime.processor.admission
+        fresh = [admitted for admitted in admission.feeds if admitted.feed not in self._known]
+        self._known = {admitted.feed for admitted in admission.feeds}
+        feeds = self._party.runtime.feeds
+        for admitted in fresh:
+            if not feeds.has_feed(admitted.feed):
+                feeds.add_feed(admitted.feed, admitted.kind.value)
+            self._grew(admitted.feed, feeds.length(admitted.feed))
 
     def _grew(self, key: FeedKey, length: int) -> None:
         for callback in list(self._callbacks):

@@ -23,12 +23,15 @@ from echostore.kernel.ids import KEY_BYTES, NO_LINK, FeedKey, Link, PartyKey
 from echostore.kernel.limits import APPEND_BLOCKS_MAX, APPEND_BYTES_MAX
 from echostore.kernel.reasons import Reason
 from echostore.store.feed_audit import FeedVerdict, Progress, audit
+from echostore.store.feed_ranges import Append, HeldFeed, Ingested, Range, Rejection
 from echostore.store.feed_tables import FEED_NO_MAX, KINDS, SCHEMA, FeedKind, FeedRow, block_id, first_id, seal_of
 from echostore.store.fork_evidence import EVIDENCE_BYTES_MAX, Branch, ForkEvidence
 from echostore.store.sqlite import Connect, Database, connect_file
 from echostore.wire import links as feed_links
 from echostore.wire import signing
 from echostore.wire.links import Verify
+
+__all__ = ["Append", "FeedStore", "FeedVerdict", "HeldFeed", "Ingested", "Range", "Rejection"]
 
 CHUNK_BLOCKS = 512
 CHUNK_BYTES = 4 * 1024 * 1024
@@ -37,62 +40,6 @@ CHUNK_BYTES = 4 * 1024 * 1024
 _FEED_COUNT = "feed_count"
 _INSERT_BLOCK = "INSERT INTO blocks (id, link, payload) VALUES (?, ?, ?)"
 _INSERT_HEAD = "INSERT INTO heads (feed_no, length, link, signature) VALUES (?, ?, ?, ?)"
-
-
-@dataclass(frozen=True, slots=True)
-class HeldFeed:
-    """A feed and how much of it is here: blocks `base` to `length - 1`."""
-
-    key: FeedKey
-    kind: FeedKind
-    own: bool
-    base: int
-    length: int
-    last_link: Link
-
-
-@dataclass(frozen=True, slots=True)
-class Append:
-    """Own blocks, linked and signed, on their way to disk."""
-
-    feed: FeedKey
-    start_seq: int
-    payloads: Sequence[bytes]
-    links: Sequence[Link]
-    head: Head
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Blocks of someone else, as received: nothing about them is known yet."""
-
-    feed: FeedKey
-    start_seq: int
-    payloads: Sequence[bytes]
-    head: Head
-
-
-@dataclass(frozen=True, slots=True)
-class Ingested:
-    """The links of the blocks that were new, from `start_seq` on; empty when all of them were held already."""
-
-    start_seq: int
-    links: list[Link]
-
-
-@dataclass(frozen=True, slots=True)
-class Rejection:
-    """Why a range was not held.
-
-    FORK: its blocks were kept as evidence and `proof` is set, unless too much of this feed is kept already.
-    BAD_LINK with `head_signed`: the feed's own key signed this head, so either the payloads were altered on the way or
-    the feed forks below `start_seq`. Ask again from an earlier seq to find out.
-    """
-
-    reason: Reason
-    detail: str
-    proof: ForkProof | None = None
-    head_signed: bool = False
 
 
 @dataclass(slots=True)
@@ -348,23 +295,31 @@ class FeedStore:
         return self._evidence.branches(held.row.no, feed_key) if self._evidence.size(held.row.no) else []
 
     def branch_range(self, feed_key: FeedKey, start: int, toward: Link) -> tuple[list[bytes], Head] | None:
-        """What to send of the kept branch that holds the link `toward`, from `start` to its farthest head."""
-        held = self._need(feed_key)
-        heads = {head.link: head for head in self._evidence.heads(held.row.no)}
+        """What to send of the kept branch that leads to the link `toward`: from `start` to the farthest head in bounds."""
+        heads = {head.link: head for head in self._evidence.heads(self._need(feed_key).row.no)}
         for branch in self.branches(feed_key):
-            blocks = branch.blocks[max(0, start - branch.start_seq) :]
-            if start < branch.start_seq or not any(block.link == toward for block in blocks):
+            offset = start - branch.start_seq
+            if offset < 0 or toward not in branch.links[offset:]:
                 continue
-            ends = [index for index, block in enumerate(blocks) if block.link in heads]
-            if ends:
-                end = ends[-1] + 1
-                return [block.payload for block in blocks[:end]], heads[blocks[end - 1].link]
+            payloads: list[bytes] = []
+            size, found = 0, None
+            for link, block in zip(
+                branch.links[offset:], branch.blocks[offset : offset + APPEND_BLOCKS_MAX], strict=False
+            ):
+                size += len(block.payload)
+                if size > APPEND_BYTES_MAX:
+                    break
+                payloads.append(block.payload)
+                if link in heads:
+                    found = payloads[:], heads[link]
+            if found is not None:
+                return found
         return None
 
     def branch_heads(self, feed_key: FeedKey) -> list[Head]:
         """The last head of each kept branch."""
         held = self._need(feed_key)
-        tips = {branch.blocks[-1].link for branch in self.branches(feed_key)}
+        tips = {branch.links[-1] for branch in self.branches(feed_key)}
         return [head for head in self._evidence.heads(held.row.no) if head.link in tips]
 
     def fork_block(self, feed_key: FeedKey, seq: int, link_prefix: bytes) -> Block | None:
@@ -435,13 +390,20 @@ class FeedStore:
         if too_large is not None:
             return Rejection(Reason.OVERSIZE, too_large)
         if start > held.length:
-            return Rejection(Reason.GAP, f"blocks from {start} on, while {held.length} are held")
+            # Beyond the held branch, and perhaps next on a longer one that is kept as evidence.
+            return self._other_branch(held, received, verify) or Rejection(
+                Reason.GAP, f"blocks from {start} on, while {held.length} are held"
+            )
         if start < held.row.base:
             return Rejection(Reason.GAP, f"blocks from {start} on, while nothing below {held.row.base} is kept")
         previous = self._link_before(held, start)
         links = feed_links.check_range(self.party, received.feed, start, previous, payloads, received.head, verify)
+        if links is Reason.BAD_LINK:
+            return self._unlinked(held, received, verify)
         if isinstance(links, Reason):
-            return self._ingest_other_branch(held, received, verify, links)
+            return Rejection(
+                links, f"the head at {received.head.length} is not signed by the feed's key for this party"
+            )
         fork = self._first_difference(held, start, links)
         if fork is not None:
             skip = fork - start
@@ -454,19 +416,24 @@ class FeedStore:
         self._extend(held, payloads[new:], links[new:], received.head)
         return Ingested(first_new, links[new:])
 
-    def _ingest_other_branch(self, held: _Held, received: Range, verify: Verify, why: Reason) -> Rejection:
-        """A range that does not follow the held branch may follow one that is kept as evidence."""
-        start, head = received.start_seq, received.head
-        if why is not Reason.BAD_LINK:
-            return Rejection(why, f"the head at {head.length} is not signed by the feed's key for this party")
-        for previous in self._evidence.links_at(held.row.no, start - 1):
-            links = feed_links.check_range(self.party, received.feed, start, previous, received.payloads, head, verify)
-            if not isinstance(links, Reason) and links:
-                return self._keep_branch(held, start, previous, received.payloads, links, head)
+    def _unlinked(self, held: _Held, received: Range, verify: Verify) -> Rejection:
+        """What to say of a range that does not follow the held branch: it may follow a kept one, or none."""
+        kept = self._other_branch(held, received, verify)
+        if kept is not None:
+            return kept
+        head = received.head
         genuine = 0 <= head.length < 1 << 64 and feed_links.head_signed(self.party, received.feed, head, verify)
-        return Rejection(
-            Reason.BAD_LINK, f"blocks from {start} on do not lead to the head at {head.length}", head_signed=genuine
-        )
+        detail = f"blocks from {received.start_seq} on do not lead to the head at {head.length}"
+        return Rejection(Reason.BAD_LINK, detail, head_signed=genuine)
+
+    def _other_branch(self, held: _Held, received: Range, verify: Verify) -> Rejection | None:
+        """Keep a range that follows a branch which is kept as evidence; None when it follows none."""
+        start, payloads, head = received.start_seq, received.payloads, received.head
+        for previous in self._evidence.links_at(held.row.no, start - 1):
+            links = feed_links.check_range(self.party, received.feed, start, previous, payloads, head, verify)
+            if not isinstance(links, Reason) and links:
+                return self._keep_branch(held, start, previous, payloads, links, head)
+        return None
 
     def _keep_branch(
         self, held: _Held, seq: int, previous: Link, payloads: Sequence[bytes], links: Sequence[Link], head: Head
@@ -475,7 +442,7 @@ class FeedStore:
         if self._evidence.size(held.row.no) + sum(map(len, payloads)) > EVIDENCE_BYTES_MAX:
             return Rejection(Reason.FORK, f"{detail}; enough of it is kept already", self.fork_of(held.row.key))
         self._evidence.keep(held.row.no, seq, previous, payloads, links, head)
-        return Rejection(Reason.FORK, detail, self._proof(held))
+        return Rejection(Reason.FORK, detail, self.fork_of(held.row.key))
 
     def _first_difference(self, held: _Held, start: int, links: Sequence[Link]) -> int | None:
         """The first seq at which a range differs from what is held, where both reach."""

@@ -41,7 +41,9 @@ class Branch:
     """
 
     start_seq: int
+    links: Sequence[Link]
     blocks: Sequence[Block]
+    """Read and checked one by one when asked for; `links` costs nothing."""
 
 
 class _BranchBlocks(Sequence[Block]):
@@ -166,7 +168,7 @@ class ForkEvidence:
             else:
                 paths.append((start_seq, [*links[: place + 1], link]))
                 at[link] = len(paths) - 1, place + 1
-        found = [Branch(start, _BranchBlocks(self, feed_no, feed, start, links)) for start, links in paths]
+        found = [Branch(start, links, _BranchBlocks(self, feed_no, feed, start, links)) for start, links in paths]
         self._branches[feed_no] = found
         return found
 

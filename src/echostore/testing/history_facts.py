@@ -125,16 +125,18 @@ class Facts:
             place = self.places[feed]
             if length and place.get(length - 1) != link:
                 self.report.add("I1", number, f"{peer} came back with another content at {feed}:{length - 1}")
+            end = length
             for seq in range(length, self._ends[feed]):
                 digest = place.pop(seq, None)
                 if digest is None:
                     continue
                 if self.entries[digest].durable:
                     place[seq] = digest
+                    end = seq + 1
                     self.report.add("I1", number, f"{peer} lost {feed}:{seq} in a crash, though it was durable")
                 else:
                     self.entries[digest].vanished = True
-            self._ends[feed] = max(length, max(place, default=-1) + 1)
+            self._ends[feed] = end
 
     def acknowledged(self, number: int, event: Event) -> None:
         for feed, seq, digest in event.get("entries", []):

@@ -21,7 +21,7 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from echostore.kernel.ids import KEY_BYTES, DeviceKey, PartyKey
+from echostore.kernel.ids import KEY_BYTES, DeviceKey, IdentityKey, PartyKey
 from echostore.kernel.limits import BLOCK_BYTES_MAX
 from echostore.kernel.party.credentials import (
     AdoptLocal,
@@ -30,6 +30,7 @@ from echostore.kernel.party.credentials import (
     FeedAdmit,
     FeedKind,
     ForkEvidence,
+    Profile,
     VerifiedCredential,
 )
 from echostore.kernel.reasons import Reason
@@ -99,6 +100,11 @@ def _fault(credential: pb.Credential, claim: Claim, party: PartyKey) -> Reason |
     if isinstance(said, ForkEvidence) and not fork_proven(said.proof, verify):
         return Reason.BAD_PROOF
     return None
+
+
+def device_vouched(chain: Iterable[pb.Credential], identity: IdentityKey, device: DeviceKey) -> bool:
+    """Whether a device chain shows that an identity vouches for a device, outside any party: before it is admitted."""
+    return _chain_holds(chain, Claim(PartyKey(b""), identity, device, Profile("")))
 
 
 def _chain_holds(chain: Iterable[pb.Credential], claim: Claim) -> bool:

@@ -408,4 +408,5 @@ def _is_genesis(event: Event, said: PartyGenesis, party: PartyKey) -> bool:
     assert event.claim is not None
     signed = said.party == party and event.claim.device == DeviceKey(party)
     local = said.kind is not PartyKind.LOCAL or bytes(said.identity) == bytes(said.device)
-    return signed and local and event.seq == 0 and event.feed_key == said.control_feed
+    two = feed_id(said.control_feed) != feed_id(said.data_feed)
+    return signed and local and two and event.seq == 0 and event.feed_key == said.control_feed

@@ -1,0 +1,127 @@
+"""The tree of commands, and how one of them is run.
+
+Commands are named here and loaded when they are used: a help page costs what it shows, and `--help` imports neither
+storage nor cryptography.
+"""
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError
+
+from echostore import __version__
+from echostore.cli.failures import INTERRUPTED, INTERRUPTED_STATUS, UNEXPECTED, Failure
+from echostore.cli.options import examples
+from echostore.kernel.errors import EchoError
+
+NOUNS = {
+    "init": ("echostore.cli.init:app", "Make a home: the folder with this peer's keys and data."),
+    "demo": ("echostore.cli.demo:app", "See peers write, part, meet again and agree."),
+    "status": ("echostore.cli.status:app", "Tell what is where: held, processed, known."),
+    "doctor": ("echostore.cli.doctor:app", "Check this installation and its data, or explain an error code."),
+    "identity": ("echostore.cli.identity:app", "Who this peer is."),
+    "party": ("echostore.cli.party:app", "Parties: data sets with their members."),
+    "item": ("echostore.cli.item:app", "Items: read, write, follow, look back."),
+    "view": ("echostore.cli.view:app", "Views: items that applications find by class."),
+    "feed": ("echostore.cli.feed:app", "Feeds: the signed logs under a party."),
+    "query": ("echostore.cli.query:app", "Find items by type and values."),
+    "blob": ("echostore.cli.blob:app", "Blobs: the pieces of snapshots."),
+    "simulate": ("echostore.cli.simulate:app", "Run a whole party in one process, with faults, from one seed."),
+    "bench": ("echostore.cli.bench:app", "Measure this build against its goals."),
+}
+
+FLAGS = ("--json", "--nl", "--csv", "--quiet", "-q", "--trace")
+OPTIONS = ("--home", "--party", "-p")
+"""Shared options that may also stand before the command; the second kind takes a value."""
+
+
+def make_app() -> App:
+    app = App(
+        name="echostore",
+        help="A peer-to-peer database: parties of people share items, offline or on line.",
+        help_prologue=examples(
+            "echostore demo",
+            'echostore --home data party create "Road trip"',
+        ),
+        help_epilogue="Every command explains itself: echostore party create --help. Exit status: 0 ok, 1 failed, "
+        "2 usage, 3 not found, 4 refused, 5 timed out, 6 integrity broken, 7 locked, 130 interrupted.",
+        help_format="plaintext",
+        version=__version__,
+        exit_on_error=False,
+        print_error=False,
+        suppress_keyboard_interrupt=False,
+        result_action="return_value",
+    )
+    for name, (path, about) in NOUNS.items():
+        app.command(path, name=name, help=about)
+    app.register_install_completion_command()
+    return app
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; returns its exit status. Never raises, whatever happens inside."""
+    as_json = "--json" in arguments
+    try:
+        status = _run(make_app(), list(arguments))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has what it wanted (`| head`). Python would complain again when it closes stdout.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except CycloptsError as error:
+        return Failure("E-USAGE", 2, str(error), "Nothing was changed.", "Add --help for examples.").tell(as_json=as_json)
+    except EchoError as error:
+        return Failure.of(error).tell(as_json=as_json)
+    except KeyboardInterrupt as interrupt:
+        what = str(interrupt) or "What was written before is complete and durable."
+        return Failure(INTERRUPTED, INTERRUPTED_STATUS, "interrupted", what).tell(as_json=as_json)
+    except Exception as error:  # noqa: BLE001  # the last resort: one line for a person, the traceback on request
+        if "--trace" in arguments:
+            traceback.print_exc()
+        return _unexpected(error).tell(as_json=as_json)
+    return status
+
+
+def _run(app: App, arguments: list[str]) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        # Names come from everywhere; a terminal that can't show one gets an escape instead of an error.
+        with contextlib.suppress(AttributeError, ValueError):
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a TextIOWrapper, or it has none
+    result = app(_options_after_command(app, arguments))
+    return result if isinstance(result, int) else 0
+
+
+def _options_after_command(app: App, arguments: list[str]) -> list[str]:
+    """`echostore --home X party list` means `echostore party list --home X`."""
+    end = 0
+    while end < len(arguments):
+        if arguments[end] in FLAGS or arguments[end].split("=")[0] in OPTIONS and "=" in arguments[end]:
+            end += 1
+        elif arguments[end] in OPTIONS:
+            end += 2
+        else:
+            break
+    leading, rest = arguments[:end], arguments[end:]
+    if not leading or not rest:
+        return arguments
+    path, _, _ = app.parse_commands(rest)
+    return [*rest[: len(path)], *leading, *rest[len(path) :]]
+
+
+def _unexpected(error: Exception) -> Failure:
+    if isinstance(error, OSError):
+        from echostore.store.durable_file import file_error
+
+        typed = file_error(error, f"use {error.filename}" if error.filename else "go on")
+        return Failure.of(typed)
+    return Failure(
+        UNEXPECTED,
+        1,
+        f"{type(error).__name__}: {str(error)[:300] or 'no message'}",
+        "What was durable before stays durable.",
+        "This is a defect in echostore; repeat with --trace for the traceback.",
+    )

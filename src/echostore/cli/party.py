@@ -1,0 +1,250 @@
+"""`echostore party`: make, list and look at parties. What ends or moves a party is in `party_life`."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter
+
+from echostore.cli import party_life
+from echostore.cli.opening import home_path, open_party, party_key, reading, writing
+from echostore.cli.options import InParty, Listing, Options, examples
+from echostore.cli.output import Column, Output, counted, size
+from echostore.cli.values import iso_ms, one_line, short
+
+if TYPE_CHECKING:
+    from echostore.peer.party import Party
+    from echostore.peer.status import PartyStatus
+
+app = App(
+    name="party",
+    help="Parties: data sets with their members.",
+    help_prologue=examples('echostore party create "Road trip"', "echostore party list"),
+)
+
+PARTIES = (
+    Column("party", "PARTY", short, style="cyan"),
+    Column("title", "TITLE"),
+    Column("state", "STATE"),
+    Column("kind", "KIND"),
+    Column("created", "CREATED"),
+    Column("bytes", "SIZE", size, right=True),
+)
+MEMBERS = (
+    Column("identity", "MEMBER", short, style="cyan"),
+    Column("name", "NAME"),
+    Column("role", "ROLE"),
+    Column("status", "STATUS"),
+    Column("creator", "CREATOR"),
+    Column("devices", "DEVICES", lambda devices: ", ".join(short(device["device"]) for device in devices)),
+)
+STEPS = (
+    Column("act", "CREDENTIAL"),
+    Column("about", "ABOUT", short, style="cyan"),
+    Column("issuer", "ISSUER", short),
+    Column("place", "AT"),
+    Column("valid", "VALID", lambda valid: "yes" if valid else "no"),
+    Column("because", "BECAUSE"),
+)
+
+
+@app.command(
+    help_prologue=examples('echostore party create "Road trip"', "echostore party create Notes --local --json")
+)
+def create(
+    title: str,
+    /,
+    *,
+    local: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    name: str | None = None,
+    options: Options = Options(),
+) -> None:
+    """Make a party with this peer as its owner; the home is made too if there is none.
+
+    Parameters
+    ----------
+    title
+        What the party is called.
+    local
+        For this device alone, without an identity; it can be adopted later.
+    name
+        What others see this peer as, if the home is new.
+    """
+    output = Output.of(options)
+    fresh = not (home_path(options) / "keys").exists()
+    with writing(options, create=True, name=name) as peer:
+        party = peer.create_party(title, local=local)
+        party.flush()
+        fields = {"party": party.key.hex(), "title": party.title, "local": local}
+    if fresh:
+        output.note(f"made a home at {home_path(options)}")
+    output.document(fields, short(fields["party"]))
+
+
+@app.command(name="list", help_prologue=examples("echostore party list", "echostore party list --json"))
+def list_parties(*, options: Listing = Listing()) -> None:
+    """List the parties of this peer, without opening them."""
+    output = Output.of(options)
+    with reading(options) as peer:
+        records = [
+            {
+                "party": known.key.hex(),
+                "title": known.title,
+                "state": str(known.state),
+                "kind": "local" if known.local else "child" if known.child_of else "shared",
+                "child_of": known.child_of.hex() if known.child_of else None,
+                "created": iso_ms(known.created_ms),
+                "bytes": party_life.disk_bytes(peer.home.party(known.key).path),
+            }
+            for known in peer.parties()
+        ]
+    output.table("parties", PARTIES, records, empty="no party here; make one with `echostore party create TITLE`")
+
+
+@app.command(help_prologue=examples("echostore party show", 'echostore party show "@Road trip" --snapshot'))
+def show(
+    party: str | None = None,
+    /,
+    *,
+    snapshot: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    options: Options = Options(),
+) -> None:
+    """Show one party: what is held and processed, who writes, what was rejected.
+
+    Parameters
+    ----------
+    party
+        Key, unique prefix or @title; not needed when there is only one.
+    snapshot
+        Compute the CID of its state: equal on every peer with the same messages.
+    """
+    output = Output.of(options)
+    with reading(options) as peer:
+        opened = open_party(peer, party)
+        fields = party_fields(opened)
+        if snapshot:
+            fields["snapshot"] = opened.snapshot().cid
+    lines = [f"party      {fields['party']}", f"title      {one_line(fields['title'])}", f"truth      {fields['truth']}"]
+    lines += [f"{name:<10} {fields[name]}" for name in ("items", "members", "role") if name in fields]
+    lines += [f"snapshot   {fields['snapshot']}"] if snapshot else []
+    for feed in fields["feeds"]:
+        counts = f"{feed['held']} held, {feed['processed']} processed, {feed['known']} known"
+        lines.append(f"feed       {short(feed['feed'])} {feed['kind']} of {one_line(feed['owner']) or '?'}: {counts}")
+    output.document(fields, lines)
+
+
+@app.command(help_prologue=examples("echostore party members", "echostore party members @Trip --json"))
+def members(party: str | None = None, /, *, options: Listing = Listing()) -> None:
+    """List who is or was a member, with role, status and devices.
+
+    Parameters
+    ----------
+    party
+        Key, unique prefix or @title; not needed when there is only one.
+    """
+    output = Output.of(options)
+    with reading(options) as peer:
+        records = [
+            {
+                "identity": member.identity.hex(),
+                "name": member.name,
+                "role": member.role.label if member.role else None,
+                "status": str(member.status),
+                "creator": member.creator,
+                "devices": [
+                    {"device": device.device.hex(), "name": device.name, "revoked": device.revoked}
+                    for device in member.devices
+                ],
+            }
+            for member in open_party(peer, party).members.all()
+        ]
+    output.table("members", MEMBERS, records)
+
+
+@app.command(help_prologue=examples("echostore party why @Laptop", "echostore party why 1f3a --party @Trip --json"))
+def why(key: str, /, *, options: InParty = InParty()) -> None:
+    """Show why a member, device or feed counts or does not: the chain of credentials, each with its verdict.
+
+    Parameters
+    ----------
+    key
+        Key in hex or a unique prefix of it, or @name of a member.
+    """
+    output = Output.of(options)
+    with reading(options) as peer:
+        steps = open_party(peer, options.party).members.why(key)
+        records = [
+            {
+                "act": step.act,
+                "about": step.key.hex(),
+                "issuer": step.issuer.hex(),
+                "device": step.device.hex(),
+                "place": f"{step.feed.hex()[:8]}:{step.seq}",
+                "feed": step.feed.hex(),
+                "seq": step.seq,
+                "valid": step.reason is None,
+                "reason": str(step.reason) if step.reason else None,
+                "because": step.detail if step.reason is None else f"{step.reason} {step.detail}".strip(),
+            }
+            for step in steps
+        ]
+    output.table("steps", STEPS, records)
+
+
+for _verb in (party_life.pause, party_life.resume, party_life.close):
+    app.command(_verb, help_prologue=examples(*party_life.EXAMPLES[_verb.__name__]))
+app.command(party_life.forget, help_prologue=examples(*party_life.EXAMPLES["forget"]))
+app.command(party_life.export, help_prologue=examples(*party_life.EXAMPLES["export"]))
+app.command(party_life.import_, name="import", help_prologue=examples(*party_life.EXAMPLES["import"]))
+
+
+def party_fields(party: "Party") -> dict[str, Any]:
+    """What `party show` and `status` tell of a party."""
+    status = party.status
+    reasons: dict[str, int] = {}
+    for reject in party.rejected():
+        reasons[reject.reason] = reasons.get(reject.reason, 0) + 1
+    return {
+        "party": party.key.hex(),
+        "title": status.title,
+        "items": status.items,
+        "members": len(party.members.all()),
+        "rejected": status.rejected,
+        "rejected_by_reason": reasons,
+        "unshared": status.unshared,
+        "failure": status.failure or None,
+        "truth": truth(status),
+        "feeds": [feed_fields(feed) for feed in status.feeds],
+    }
+
+
+def feed_fields(feed: Any) -> dict[str, Any]:
+    """One feed of a party's status."""
+    return {
+        "feed": feed.key.hex(),
+        "kind": str(feed.kind),
+        "owner": feed.owner,
+        "own": feed.own,
+        "held": feed.held,
+        "processed": feed.processed,
+        "known": feed.known,
+        "waits_for": feed.waits_for or None,
+        "ended": feed.ended or None,
+        "excluded": feed.excluded or None,
+    }
+
+
+def truth(status: "PartyStatus") -> str:
+    """One sentence on what is where. It never says "synced", and says of others only what they said."""
+    held, known = sum(feed.held for feed in status.feeds), sum(feed.known for feed in status.feeds)
+    waiting = sum(feed.held - feed.processed for feed in status.feeds)
+    parts = [f"all {counted(held, 'block')} held" if held == known else f"{held:,} of {known:,} known blocks held"]
+    parts.append("all processed" if not waiting else f"{waiting:,} not processed")
+    if status.unshared:
+        parts.append(f"{status.unshared:,} of your own not known to be on another peer")
+    if status.rejected:
+        parts.append(f"{status.rejected:,} rejected")
+    if status.failure:
+        parts.append(f"the store failed: {status.failure}")
+    return "; ".join(parts)
+
+
+__all__ = ["app", "feed_fields", "party_fields", "party_key", "truth"]

@@ -1,0 +1,215 @@
+"""What ends, stops or moves a party: the verbs pause, resume, close, forget, export and import of `echostore party`."""
+
+import importlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from echostore.cli.opening import home_path, open_party, party_key, reading, writing
+from echostore.cli.options import Options
+from echostore.cli.output import Output, counted, if_interrupted, size
+from echostore.cli.values import one_line, short
+from echostore.kernel.errors import EchoError, NotFound, Refused
+
+if TYPE_CHECKING:
+    from echostore.peer.peer import Peer
+
+EXAMPLES = {
+    "pause": ("echostore party pause @Trip", "echostore party pause 1f3a9c02 --json"),
+    "resume": ("echostore party resume @Trip", "echostore party resume 1f3a9c02 --json"),
+    "close": ("echostore party close @Trip", "echostore party close 1f3a9c02 --json"),
+    "forget": ("echostore party forget @Trip --dry-run", "echostore party forget 1f3a9c02 --yes"),
+    "export": ("echostore party export @Trip trip.car", "echostore party export 1f3a9c02 backup/trip.car --json"),
+    "import": ("echostore party import trip.car", "echostore --home other party import trip.car --json"),
+}
+
+_YES = Parameter(name=["--yes", "-y"], negative=(), show_default=False)
+_FLAG = Parameter(negative=(), show_default=False)
+
+
+def pause(party: str | None = None, /, *, options: Options = Options()) -> None:
+    """Hold new blocks of a party without processing them, also after a restart.
+
+    Parameters
+    ----------
+    party
+        Key, unique prefix or @title; not needed when there is only one.
+    """
+    _change_state(party, options, "paused")
+
+
+def resume(party: str | None = None, /, *, options: Options = Options()) -> None:
+    """Process a paused or closed party again.
+
+    Parameters
+    ----------
+    party
+        Key, unique prefix or @title; not needed when there is only one.
+    """
+    _change_state(party, options, "active")
+
+
+def close(party: str | None = None, /, *, options: Options = Options()) -> None:
+    """Close a party until it is resumed: nothing of it is opened or decoded.
+
+    Parameters
+    ----------
+    party
+        Key, unique prefix or @title; not needed when there is only one.
+    """
+    _change_state(party, options, "closed")
+
+
+def _change_state(which: str | None, options: Options, state: str) -> None:
+    output = Output.of(options)
+    with writing(options) as peer:
+        key = party_key(peer, which)
+        verb = {"paused": peer.pause_party, "active": peer.resume_party, "closed": peer.close_party}[state]
+        if state == "paused" and str(peer.meta.party(key).state) == "closed":
+            raise Refused("the party is closed", next_step="Resume it first.")
+        verb(key)
+    output.document({"party": key.hex(), "state": state}, f"{short(key.hex())} {state}")
+
+
+def forget(
+    party: str,
+    /,
+    *,
+    dry_run: Annotated[bool, _FLAG] = False,
+    yes: Annotated[bool, _YES] = False,
+    options: Options = Options(),
+) -> None:
+    """Delete everything this peer holds of a party, for good. Other members keep theirs.
+
+    Parameters
+    ----------
+    party
+        Key, unique prefix or @title.
+    dry_run
+        Only tell what would be lost.
+    yes
+        Do it without asking; needed where nobody can be asked.
+    """
+    output = Output.of(options)
+    with reading(options) as peer:
+        losses = _losses(peer, party)
+    for line in _loss_lines(losses):
+        output.note(line)
+    if dry_run:
+        output.document({**losses, "forgotten": False}, f"would forget {short(losses['party'])}")
+        return
+    if not output.confirm(f"Forget {short(losses['party'])} {one_line(losses['title'])!r}?", yes=yes):
+        output.document({**losses, "forgotten": False}, "nothing forgotten")
+        return
+    with writing(options) as peer:
+        peer.forget_party(party_key(peer, losses["party"]))
+    output.document({**losses, "forgotten": True}, f"forgot {short(losses['party'])}")
+
+
+def _losses(peer: "Peer", which: str) -> dict[str, Any]:
+    """What forgetting a party would take away. A party that can't be opened can be forgotten all the same."""
+    key = party_key(peer, which)
+    known = peer.meta.party(key)
+    losses: dict[str, Any] = {
+        "party": key.hex(),
+        "title": known.title,
+        "bytes": disk_bytes(peer.home.party(key).path),
+        "blocks": None,
+        "items": None,
+        "unshared": None,
+        "unreadable": None,
+    }
+    try:
+        status = peer.party(key).status
+    except EchoError as error:
+        losses["unreadable"] = error.what
+    else:
+        losses["blocks"] = sum(feed.held for feed in status.feeds)
+        losses["items"] = status.items
+        losses["unshared"] = status.unshared
+    return losses
+
+
+def _loss_lines(losses: dict[str, Any]) -> list[str]:
+    lines = [f"this deletes {short(losses['party'])} {one_line(losses['title'])!r} from this machine:"]
+    if losses["unreadable"]:
+        lines.append(f"  what it holds can't be told: {one_line(losses['unreadable'])}")
+    else:
+        lines.append(f"  {counted(losses['blocks'], 'block')}, {counted(losses['items'], 'item')}")
+        if losses["unshared"]:
+            lines.append(f"  {counted(losses['unshared'], 'own block')} not known to be on any other peer: lost for good")
+    lines.append(f"  {size(losses['bytes'])} on disk")
+    return lines
+
+
+def export(party: str, file: Path, /, *, options: Options = Options()) -> None:
+    """Write a party's feeds and blobs into a CAR file.
+
+    Parameters
+    ----------
+    party
+        Key, unique prefix or @title.
+    file
+        The file to write; one that is there is replaced when the new one is complete.
+    """
+    output = Output.of(options)
+    transfer = importlib.import_module("echostore.peer.transfer")
+    with (
+        reading(options) as peer,
+        if_interrupted(f"{file} is as it was before."),
+        output.progress(f"export {file.name}") as tell,
+    ):
+        opened = open_party(peer, party)
+        report = transfer.export_party(opened, file, tell)
+        fields = {"party": opened.key.hex(), "file": str(file), "bytes": file.stat().st_size, **report_fields(report)}
+    output.document(fields, f"{file}  {size(fields['bytes'])}")
+
+
+def import_(file: Path, /, *, options: Options = Options()) -> None:
+    """Read a party from a CAR file that `party export` wrote. Everything in it is checked first.
+
+    Parameters
+    ----------
+    file
+        The file to read.
+    """
+    output = Output.of(options)
+    if not file.is_file():
+        raise NotFound(f"there is no file {file}")
+    transfer = importlib.import_module("echostore.peer.transfer")
+    fresh = not (home_path(options) / "keys").exists()
+    with (
+        writing(options, create=True) as peer,
+        if_interrupted("What was imported so far is complete and checked; import again to go on."),
+        output.progress(f"import {file.name}") as tell,
+    ):
+        party = transfer.import_party(peer, file, tell)
+        status = party.status
+        fields = {
+            "party": party.key.hex(),
+            "title": party.title,
+            "blocks": sum(feed.held for feed in status.feeds),
+            "items": status.items,
+        }
+    if fresh:
+        output.note(f"made a home at {home_path(options)}")
+    output.note(f"{counted(fields['blocks'], 'block')}, {counted(fields['items'], 'item')}")
+    output.document(fields, short(fields["party"]))
+
+
+def report_fields(report: Any) -> dict[str, Any]:
+    """The numbers of a report, whatever it counts."""
+    names = getattr(report, "__slots__", None) or list(getattr(report, "__dict__", {}))
+    found = {name: getattr(report, name) for name in names}
+    return {name: value for name, value in found.items() if isinstance(value, (int, str)) or value is None}
+
+
+def disk_bytes(folder: Path) -> int:
+    """What a folder takes on disk, files directly in it."""
+    try:
+        with os.scandir(folder) as entries:
+            return sum(entry.stat(follow_symlinks=False).st_size for entry in entries if entry.is_file())
+    except OSError:
+        return 0

@@ -1,0 +1,70 @@
+"""What goes into a FeedStore and what it answers, as values.
+
+Append -> stored                     own blocks, linked and signed here
+Range  -> Ingested | Rejection       blocks of someone else, judged by the store
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from echostore.kernel.feed import ForkProof, Head
+from echostore.kernel.ids import FeedKey, Link
+from echostore.kernel.reasons import Reason
+from echostore.store.feed_tables import FeedKind
+
+
+@dataclass(frozen=True, slots=True)
+class HeldFeed:
+    """A feed and how much of it is here: blocks `base` to `length - 1`."""
+
+    key: FeedKey
+    kind: FeedKind
+    own: bool
+    base: int
+    length: int
+    last_link: Link
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Own blocks, linked and signed, on their way to disk."""
+
+    feed: FeedKey
+    start_seq: int
+    payloads: Sequence[bytes]
+    links: Sequence[Link]
+    head: Head
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Blocks of someone else, as received: nothing about them is known yet."""
+
+    feed: FeedKey
+    start_seq: int
+    payloads: Sequence[bytes]
+    head: Head
+
+
+@dataclass(frozen=True, slots=True)
+class Ingested:
+    """The links of the blocks that were new, from `start_seq` on; empty when all of them were held already."""
+
+    start_seq: int
+    links: list[Link]
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why a range was not held.
+
+    FORK: its blocks were kept as evidence, unless too much of this feed is kept already; `proof` is set, except while a
+    quarantined feed does not reach up to its fork.
+    BAD_LINK with `head_signed`: the feed's own key signed this head, so either the payloads were altered on the way or
+    the feed forks below `start_seq`. Ask again from an earlier seq to find out.
+    """
+
+    reason: Reason
+    detail: str
+    proof: ForkProof | None = None
+    head_signed: bool = False
