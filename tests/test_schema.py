@@ -154,8 +154,7 @@ def test_nested_writes_sets_and_increments_are_seen_by_what_they_leave_behind(pa
         lambda: thing.add("note", "red"),
         lambda: thing.__setitem__(("note", "inner"), 1),
         lambda: thing.__setitem__("tags", "red"),
-        lambda: thing.increment("tags"),
-    )[:4]:
+    ):
         with pytest.raises(SchemaViolation):
             refused()
     assert thing.to_dict() == {"n": 3, "note": "x", "address": {"city": "Oslo"}, "tags": ["red"]}

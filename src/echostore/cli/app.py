@@ -14,7 +14,7 @@ from cyclopts import App, CycloptsError
 
 from echostore import __version__
 from echostore.cli.failures import INTERRUPTED, INTERRUPTED_STATUS, UNEXPECTED, Failure
-from echostore.cli.options import examples
+from echostore.cli.options import examples, literal_arguments
 from echostore.kernel.errors import EchoError
 
 NOUNS = {
@@ -91,6 +91,7 @@ def _run(app: App, arguments: list[str]) -> int:
         # Names come from everywhere; a terminal that can't show one gets an escape instead of an error.
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a TextIOWrapper, or it has none
+    literal_arguments.set(len(arguments) - arguments.index("--") - 1 if "--" in arguments else 0)
     result = app(_options_after_command(app, arguments))
     return result if isinstance(result, int) else 0
 

@@ -4,10 +4,10 @@ import os
 import sys
 from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import App
 
 from echostore.cli.opening import PASSPHRASE_VARIABLE, ask_passphrase, home_path, writing
-from echostore.cli.options import Options, examples
+from echostore.cli.options import FLAG, Options, examples
 from echostore.cli.output import Output
 from echostore.kernel.errors import Refused, UsageError
 
@@ -21,7 +21,7 @@ app = App(
 def init(
     *,
     name: str | None = None,
-    protect: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    protect: Annotated[bool, FLAG] = False,
     options: Options = Options(),
 ) -> None:
     """Make a home: the folder with this peer's keys and data.

@@ -8,17 +8,23 @@
 A command takes one of these as its parameter `options`; cyclopts spreads its fields into options of the command.
 """
 
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Group, Parameter
 
+from echostore.kernel.errors import UsageError
+
 HOME_VARIABLE = "ECHOSTORE_HOME"
 
 SHARED = Group("Home and output", sort_key=100)
 
-_FLAG = Parameter(negative=(), show_default=False)
+FLAG = Parameter(negative=(), show_default=False)
+"""A switch that has no opposite."""
+
+YES = Parameter(name=["--yes", "-y"], negative=(), show_default=False)
 
 
 @Parameter(name="*", group=SHARED)
@@ -28,11 +34,11 @@ class Options:
 
     home: Annotated[Path | None, Parameter(env_var=HOME_VARIABLE)] = None
     """Folder with the data; without it, the user's own data folder."""
-    json: Annotated[bool, _FLAG] = False
+    json: Annotated[bool, FLAG] = False
     """Print one JSON document; errors become JSON on stderr."""
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative=(), show_default=False)] = False
     """No narration and no progress bars."""
-    trace: Annotated[bool, _FLAG] = False
+    trace: Annotated[bool, FLAG] = False
     """Show the traceback of an unexpected error."""
 
 
@@ -41,9 +47,9 @@ class Options:
 class Listing(Options):
     """Options of commands that print rows."""
 
-    nl: Annotated[bool, _FLAG] = False
+    nl: Annotated[bool, FLAG] = False
     """Print one JSON object per line, each as soon as it is known."""
-    csv: Annotated[bool, _FLAG] = False
+    csv: Annotated[bool, FLAG] = False
     """Print CSV with a heading."""
 
 
@@ -66,6 +72,41 @@ class ListingInParty(Listing):
 
 
 PartyChoice = InParty | ListingInParty
+
+
+# arguments that begin with a dash
+
+
+literal_arguments: ContextVar[int] = ContextVar("literal_arguments", default=0)
+"""How many arguments stand behind `--`: they are content, whatever they look like."""
+
+
+def _no_option(_: object, value: object) -> None:
+    if isinstance(value, str) and looks_like_option(value):
+        raise ValueError(f"unknown option {value}")
+
+
+def looks_like_option(text: str) -> bool:
+    """Whether an argument begins with a dash and is neither standard input nor a number."""
+    return text.startswith("-") and text != "-" and not text[1:2].isdigit()
+
+
+Name = Annotated[str, Parameter(allow_leading_hyphen=True, validator=_no_option)]
+"""What names an item or a party; `-` reads it from standard input."""
+
+Content = Annotated[str, Parameter(allow_leading_hyphen=True)]
+"""What is put into an item. Commands pass it through `content`."""
+
+
+def content(given: tuple[str, ...]) -> tuple[str, ...]:
+    """What was given as content, without options that were mistyped."""
+    for text in given[: len(given) - literal_arguments.get()]:
+        if looks_like_option(text):
+            raise UsageError(f"unknown option {text!r}", next_step="Put -- before content that begins with a dash.")
+    return given
+
+
+# help
 
 
 def examples(*lines: str) -> str:

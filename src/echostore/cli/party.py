@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import App
 
 from echostore.cli import party_life
 from echostore.cli.opening import home_path, open_party, party_key, reading, writing
-from echostore.cli.options import InParty, Listing, Options, examples
+from echostore.cli.options import FLAG, InParty, Listing, Options, examples
 from echostore.cli.output import Column, Output, counted, size
 from echostore.cli.values import iso_ms, one_line, short
 
@@ -53,7 +53,7 @@ def create(
     title: str,
     /,
     *,
-    local: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    local: Annotated[bool, FLAG] = False,
     name: str | None = None,
     options: Options = Options(),
 ) -> None:
@@ -104,7 +104,7 @@ def show(
     party: str | None = None,
     /,
     *,
-    snapshot: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    snapshot: Annotated[bool, FLAG] = False,
     options: Options = Options(),
 ) -> None:
     """Show one party: what is held and processed, who writes, what was rejected.

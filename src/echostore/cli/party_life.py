@@ -5,10 +5,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter
-
 from echostore.cli.opening import home_path, open_party, party_key, reading, writing
-from echostore.cli.options import Options
+from echostore.cli.options import FLAG, YES, Options
 from echostore.cli.output import Output, counted, if_interrupted, size
 from echostore.cli.values import one_line, short
 from echostore.kernel.errors import EchoError, NotFound, Refused
@@ -24,9 +22,6 @@ EXAMPLES = {
     "export": ("echostore party export @Trip trip.car", "echostore party export 1f3a9c02 backup/trip.car --json"),
     "import": ("echostore party import trip.car", "echostore --home other party import trip.car --json"),
 }
-
-_YES = Parameter(name=["--yes", "-y"], negative=(), show_default=False)
-_FLAG = Parameter(negative=(), show_default=False)
 
 
 def pause(party: str | None = None, /, *, options: Options = Options()) -> None:
@@ -77,8 +72,8 @@ def forget(
     party: str,
     /,
     *,
-    dry_run: Annotated[bool, _FLAG] = False,
-    yes: Annotated[bool, _YES] = False,
+    dry_run: Annotated[bool, FLAG] = False,
+    yes: Annotated[bool, YES] = False,
     options: Options = Options(),
 ) -> None:
     """Delete everything this peer holds of a party, for good. Other members keep theirs.

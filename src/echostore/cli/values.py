@@ -164,7 +164,8 @@ def iso(moment: datetime) -> str:
 def iso_ms(time_ms: int) -> str:
     """A writer's wall time. It may be any number: it is display only, and clocks lie."""
     try:
-        return iso(datetime.fromtimestamp(time_ms / 1000, UTC).replace(microsecond=time_ms % 1000 * 1000))
+        moment = datetime.fromtimestamp(time_ms // 1000, UTC).replace(microsecond=time_ms % 1000 * 1000)
+        return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     except (OverflowError, ValueError, OSError):
         return str(time_ms)
 

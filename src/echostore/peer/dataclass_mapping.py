@@ -99,7 +99,7 @@ def _plain(party: "Party", value: Any, holders: tuple[int, ...]) -> Value:
         return [_plain(party, each, holders) for each in value]
     if isinstance(value, dict):
         return {key: _plain(party, each, holders) for key, each in value.items()}
-    return value
+    return value.value if isinstance(value, Enum) else value
 
 
 # back into an instance

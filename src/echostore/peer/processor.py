@@ -123,11 +123,11 @@ class PartyProcessor:
         if checkpoint is not None and checkpoint.admission == self.admission.digest and self._fits(checkpoint.cursors):
             for cursor in checkpoint.cursors:
                 self._follow(cursor)
-            self.state = self._blank_state()
         elif checkpoint is not None and checkpoint.cursors:
             self.counters.rebuilds += 1
             assert self.items is not None
             self.items.clear()
+            self.state = self._blank_state()
         self._follow_data()
         self.advance(list(self.orderer.cursors))
 

@@ -77,7 +77,6 @@ class PartyRuntime:
         """Told after every write, so that a flush is due."""
         self.on_durable: list[Callable[[FeedKey, int], None]] = []
         self._batch: _Batch | None = None
-        self._moves_saved = len(processor.state.tree.moves)
         self._applied_saved = 0
         processor.before_refold = self.flush_blocks
         processor.listeners.append(lambda changed, delivered: self.source.touched(changed))
@@ -304,7 +303,7 @@ class PartyRuntime:
         processor, state = self.processor, self.state
         state.settle()
         processor.finish()
-        moves_changed = len(state.tree.moves) != self._moves_saved or state.moves_replaced
+        moves_changed = state.moves_dirty
         checkpoint = Checkpoint(
             cursors=cursor_rows(cursor for cursor in processor.orderer.cursors.values() if cursor.kind == DATA),
             items=[],
@@ -330,9 +329,8 @@ class PartyRuntime:
         processor.touches, processor.new_rejects = [], []
         state.dirty.clear()
         state.gone.clear()
-        state.moves_replaced = False
+        state.moves_dirty = False
         self.source.checkpointed()
-        self._moves_saved = len(state.tree.moves)
         self._applied_saved = processor.counters.applied
         if len(state.records) > RECORDS_MAX:
             state.records.clear()

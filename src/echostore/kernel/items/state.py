@@ -53,7 +53,6 @@ class PartyState:
         self._load = load
         self._identity_of = identity_of
         self.records: dict[ItemId, ItemRecord] = {}
-        self.tree = Tree(self._first_parent, moves)
         self.dirty: set[ItemId] = set()
         """Items whose record differs from the ItemStore's."""
         self.changed: set[ItemId] = set()
@@ -63,10 +62,11 @@ class PartyState:
         self.refold: set[ItemId] = set()
         self.rejects: list[Reject] = []
         self._moves: list[TreeMove] = []
-        self.moves_replaced = False
-        """Whether moves were dropped or came in between since the ItemStore last saw them."""
+        self.moves_dirty = False
+        """Whether moves came or went since the ItemStore last saw them."""
         self.loads = 0
         """How many records were read and decoded: inactive items must cost none."""
+        self.tree = Tree(self._first_parent, moves)
 
     # reading
 
@@ -122,6 +122,7 @@ class PartyState:
         if self._moves:
             touched = self.tree.apply_all(self._moves)
             self._moves = []
+            self.moves_dirty = True
             self.changed |= touched
             self.dirty |= {item for item in touched if item in self.records}
 
@@ -200,7 +201,7 @@ class PartyState:
     def forget(self, items: frozenset[ItemId]) -> None:
         """Drop items, with their moves, that are about to be folded again from their operations."""
         self.changed |= self.tree.without(items)
-        self.moves_replaced = True
+        self.moves_dirty = True
         self._moves = [move for move in self._moves if move.item not in items]
         for item in items:
             self.records.pop(item, None)

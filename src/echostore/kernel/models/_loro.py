@@ -60,7 +60,7 @@ class LoroDocument:
 
     def __init__(self, container: str, doc: loro.LoroDoc | None = None) -> None:
         self._container = container
-        self._doc = doc or loro.LoroDoc()  # type: ignore[no-untyped-call]
+        self._doc = doc or loro.LoroDoc()  # type: ignore[no-untyped-call]  # gap in loro's stubs
         self._doc.config_default_text_style(loro.ExpandType.After)
 
     # History
@@ -98,7 +98,7 @@ class LoroDocument:
         return loro.Frontiers.from_ids([loro.ID(writer, counter) for writer, counter in atoms])
 
     def version_of_ends(self, ends: dict[int, int]) -> Version:
-        vector = loro.VersionVector()  # type: ignore[no-untyped-call]
+        vector = loro.VersionVector()  # type: ignore[no-untyped-call]  # gap in loro's stubs
         for writer, end in ends.items():
             if end:
                 vector.set_last(loro.ID(writer, end - 1))
@@ -229,7 +229,7 @@ def _step(step: loro.TextDelta) -> Step:
     if isinstance(step, loro.TextDelta.Delete):
         return Drop(step.delete)
     assert isinstance(step, loro.TextDelta.Retain), step
-    return Keep(step.retain, step.attributes)  # type: ignore[arg-type]
+    return Keep(step.retain, step.attributes)  # type: ignore[arg-type]  # the same
 
 
 def _loro_step(step: Step) -> loro.TextDelta:
