@@ -486,6 +486,14 @@ def test_lost_and_altered_rows_are_found_on_opening(path: Path, sql: str) -> Non
         store.feeds()
 
 
+@pytest.mark.parametrize(("seq", "length"), [(0, 0), (2, 0), (3, 3), (4, 3), (5, 5), (7, 5), (8, 8), (99, 8)])
+def test_a_quarantine_cuts_at_the_last_head_at_or_below(store: FeedStore, seq: int, length: int) -> None:
+    writer = filled(store, 3, 2, 3)
+    assert store.quarantine_from(writer.key, seq) == length
+    assert held(store, writer.key) == writer.payloads[:length]
+    assert store.verify(writer.key).sound
+
+
 def test_an_own_feed_is_never_cut(store: FeedStore) -> None:
     writer = filled(store, 3, own=True)
     with pytest.raises(Refused, match="own"):

@@ -25,7 +25,7 @@ from echostore.kernel.query.source import Deleted
 from echostore.kernel.query.spec import Order, QuerySpec, Reduce, Reducer, Stage, Step
 from echostore.kernel.values import Reference
 from reference.query import Answer, Graph, answer, answer_of_parties, item, shown
-from reference.query_examples import ITEMS, graphs, mutations, specs
+from reference.query_examples import ITEMS, OTHER_PARTY, graphs, mutations, specs
 
 PARTIES = (PartyKey(b"1" * 32), PartyKey(b"2" * 32))
 
@@ -118,7 +118,9 @@ def rewire(graph: Graph, chance: random.Random) -> None:
     some = [item(number) for number in range(6)]
     one, other = chance.choice(some), chance.choice(some)
     if one not in graph.rows or chance.random() < 0.1:
-        ends = {"source": other, "target": chance.choice(some)} if chance.random() < 0.6 else {}
+        ends: dict[str, Any] = {}
+        if chance.random() < 0.6:
+            ends = {"source": other, "target": chance.choice(some), "target_party": chance.choice([None, OTHER_PARTY])}
         graph.create(some.index(one), "x", chance.choice(some), on=chance.random() < 0.6, n=chance.randrange(3), **ends)
     elif (kind := chance.randrange(7)) == 0:
         graph.move(one, chance.choice([None, other]))

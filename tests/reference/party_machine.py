@@ -321,7 +321,7 @@ class Reference:
         claim, said = fact.claim, fact.said
         root = claim.issuer == claim.device and isinstance(said, DeviceAdmit | DeviceRevoke)
         own_feed = False
-        issuer_feed = None
+        roles: list[int | None] = []
         for admitting, admit in self._all_feed_claims(among):
             if admit.feed != fact.place[0] or admit.kind is not FeedKind.CONTROL:
                 continue
@@ -331,15 +331,15 @@ class Reference:
                 continue
             if self.role(admit.identity, among, admitting) is None:
                 continue
-            # Concurrent admissions of one feed are equal, so the first one that counts stands for all.
             own_feed = True
             if claim.device != admit.device and not (root and claim.issuer == admit.identity):
                 return False
-            issuer_feed = admitting if claim.issuer == admit.identity else None
-            break
+            # Concurrent admissions of one feed are equal but for their eras; the better one counts.
+            if claim.issuer == admit.identity:
+                roles.append(self.role(admit.identity, among, admitting))
         if not own_feed and not self._opens(fact, root):
             return False
-        role = self.role(claim.issuer, among, issuer_feed)
+        role = max(role for role in roles if role) if roles else self.role(claim.issuer, among)
         if role is None or not (root or self._device_ok(claim.issuer, claim.device, among)):
             return False
         return self._may_say(fact, role, among)

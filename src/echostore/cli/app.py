@@ -73,7 +73,9 @@ def run(arguments: Sequence[str]) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except CycloptsError as error:
-        return Failure("E-USAGE", 2, str(error), "Nothing was changed.", "Add --help for examples.").tell(as_json=as_json)
+        return Failure("E-USAGE", 2, str(error), "Nothing was changed.", "Add --help for examples.").tell(
+            as_json=as_json
+        )
     except EchoError as error:
         return Failure.of(error).tell(as_json=as_json)
     except KeyboardInterrupt as interrupt:
@@ -100,7 +102,7 @@ def _options_after_command(app: App, arguments: list[str]) -> list[str]:
     """`echostore --home X party list` means `echostore party list --home X`."""
     end = 0
     while end < len(arguments):
-        if arguments[end] in FLAGS or arguments[end].split("=")[0] in OPTIONS and "=" in arguments[end]:
+        if arguments[end] in FLAGS or (arguments[end].split("=")[0] in OPTIONS and "=" in arguments[end]):
             end += 1
         elif arguments[end] in OPTIONS:
             end += 2

@@ -58,8 +58,11 @@ def operation_record(operation: "ItemOperation") -> dict[str, Any]:
         case "placement":
             assert operation.field == PLACEMENT
             done = _placement(operation.body)
-        case "property-set" | "metadata":
-            done = _properties(operation.body, "metadata " if operation.field == METADATA else "")
+        case "metadata":
+            assert operation.field == METADATA
+            done = _metadata(operation.body)
+        case "property-set":
+            done = _properties(operation.body)
         case "threaded-log":
             done = _log(operation.body)
         case field:
@@ -87,9 +90,26 @@ def _placement(body: tuple[int, ItemId | None]) -> dict[str, Any]:
     return {"what": f"{verb} {where}", "parent": item_text(parent) if parent else None}
 
 
-def _properties(changes: Any, prefix: str) -> dict[str, Any]:
+def _properties(changes: Any) -> dict[str, Any]:
     done = [_property(change) for change in changes]
-    return {"what": prefix + ", ".join(each["what"] for each in done), "properties": done}
+    return {"what": ", ".join(each["what"] for each in done), "properties": done}
+
+
+def _metadata(changes: Any) -> dict[str, Any]:
+    done = [_property(change) for change in changes]
+    return {"what": ", ".join(_metadata_words(each) for each in done), "properties": done}
+
+
+def _metadata_words(done: dict[str, Any]) -> str:
+    """What a change of metadata means to a person, where it means something."""
+    match done["path"], done["done"], done.get("value"):
+        case ["deleted"], "set", True:
+            return "item deleted"
+        case ["deleted"], "deleted", _:
+            return "item restored"
+        case ["display_name"], "set", str(name):
+            return f"named {one_line(name, VALUE_WIDTH)!r}"
+    return f"metadata {done['what']}"
 
 
 def _property(change: Any) -> dict[str, Any]:

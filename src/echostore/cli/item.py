@@ -114,9 +114,7 @@ def history(item: Name, /, *, options: ListingInParty = ListingInParty()) -> Non
 
 
 @app.command(help_prologue=examples("echostore item diff 69e5962b 1h", "echostore item diff @Summer 2d 1d --json"))
-def diff(
-    item: Name, before: str, after: str = "now", /, *, options: ListingInParty = ListingInParty()
-) -> None:
+def diff(item: Name, before: str, after: str = "now", /, *, options: ListingInParty = ListingInParty()) -> None:
     """Show what changed in an item between two moments.
 
     Parameters
@@ -146,7 +144,9 @@ def diff(
         output.table("differences", DIFFERENCES, records, empty="no difference", item=item_id(found))
 
 
-@app.command(help_prologue=examples("echostore item watch", "echostore item watch @Summer --nl --count 1 --timeout 30s"))
+@app.command(
+    help_prologue=examples("echostore item watch", "echostore item watch @Summer --nl --count 1 --timeout 30s")
+)
 def watch(
     item: Name | None = None,
     /,

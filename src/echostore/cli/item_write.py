@@ -7,11 +7,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from echostore.cli.opening import find_item, from_dash, item_id, item_in, open_party, read_input, reading, writing, wrote
+from echostore.cli.opening import (
+    find_item,
+    from_dash,
+    item_id,
+    item_in,
+    open_party,
+    read_input,
+    reading,
+    writing,
+    wrote,
+)
 from echostore.cli.options import FLAG, YES, Content, InParty, Name
 from echostore.cli.options import content as checked
 from echostore.cli.output import Output, counted
-from echostore.cli.values import looks_like_json, one_line, parse_assignment, parse_document, parse_path, parse_value, short
+from echostore.cli.values import (
+    looks_like_json,
+    one_line,
+    parse_assignment,
+    parse_document,
+    parse_path,
+    parse_value,
+    short,
+)
 from echostore.kernel.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
@@ -32,7 +50,6 @@ EXAMPLES = {
 
 TOP = "/"
 """How the place below the party's system item is written."""
-
 
 
 def create(
@@ -159,7 +176,11 @@ def delete(
         found = find_item(peer, options, text)
         if found == found.party.system_item:
             raise UsageError("this is the party's system item, the root of all others")
-        fields: dict[str, Any] = {"item": item_id(found), "items": _size_of_closure(found), "was_deleted": found.deleted}
+        fields: dict[str, Any] = {
+            "item": item_id(found),
+            "items": _size_of_closure(found),
+            "was_deleted": found.deleted,
+        }
         label = found.locator
     output.note(f"this deletes {counted(fields['items'], 'item')}: {short(fields['item'])} and what hangs below it")
     output.note("they can be restored until an epoch discards them")

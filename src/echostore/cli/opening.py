@@ -62,9 +62,7 @@ def _opened(options: Options, *, read_only: bool, create: bool, name: str | None
 
     def attempt(passphrase: str | None) -> "Peer":
         # A command ends with a flush of its own; a thread that does it too would only race with it.
-        return open_peer(
-            path, name=name, passphrase=passphrase, create=create, read_only=read_only, background=False
-        )
+        return open_peer(path, name=name, passphrase=passphrase, create=create, read_only=read_only, background=False)
 
     try:
         peer = attempt(passphrase)

@@ -132,7 +132,7 @@ class Output:
     def _csv_heading(self, columns: Sequence[Column]) -> None:
         if not self._csv_begun:
             self._csv_begun = True
-            csv.writer(sys.stdout, lineterminator="\n").writerow([column.field for column in columns])
+            csv.writer(sys.stdout, lineterminator="\n").writerow([_csv_name(column) for column in columns])
 
     def _text_table(self, columns: Sequence[Column], rows: list[list[str]]) -> None:
         if sys.stdout.isatty():
@@ -243,6 +243,11 @@ def _csv_cell(value: Any) -> str:
     if value is None:
         return ""
     return value if isinstance(value, str) else compact(value)
+
+
+def _csv_name(column: Column) -> str:
+    """Columns are named by their field, those of a person's own properties by their heading."""
+    return column.heading if column.field.isdigit() else column.field
 
 
 def _padded(text: str, width: int, right: bool) -> str:

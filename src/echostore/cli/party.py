@@ -122,7 +122,11 @@ def show(
         fields = party_fields(opened)
         if snapshot:
             fields["snapshot"] = opened.snapshot().cid
-    lines = [f"party      {fields['party']}", f"title      {one_line(fields['title'])}", f"truth      {fields['truth']}"]
+    lines = [
+        f"party      {fields['party']}",
+        f"title      {one_line(fields['title'])}",
+        f"truth      {fields['truth']}",
+    ]
     lines += [f"{name:<10} {fields[name]}" for name in ("items", "members", "role") if name in fields]
     lines += [f"snapshot   {fields['snapshot']}"] if snapshot else []
     for feed in fields["feeds"]:

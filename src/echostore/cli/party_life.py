@@ -134,7 +134,9 @@ def _loss_lines(losses: dict[str, Any]) -> list[str]:
     else:
         lines.append(f"  {counted(losses['blocks'], 'block')}, {counted(losses['items'], 'item')}")
         if losses["unshared"]:
-            lines.append(f"  {counted(losses['unshared'], 'own block')} not known to be on any other peer: lost for good")
+            lines.append(
+                f"  {counted(losses['unshared'], 'own block')} not known to be on any other peer: lost for good"
+            )
     lines.append(f"  {size(losses['bytes'])} on disk")
     return lines
 

@@ -51,9 +51,7 @@ def nodes(party: "Party", root: "Item | None", *, depth_max: int | None = None) 
         home = {child.id for child in item.children()}
         below = [child for child in item.embedded() if not child._record().deleted]
         here = item_id(item)
-        rows = [
-            (child, depth + 1, here, child.id not in home, at == len(below) - 1) for at, child in enumerate(below)
-        ]
+        rows = [(child, depth + 1, here, child.id not in home, at == len(below) - 1) for at, child in enumerate(below)]
         waiting.extend(reversed(rows))
 
 

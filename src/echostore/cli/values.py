@@ -142,8 +142,19 @@ def _blob_fields(value: BlobRef) -> dict[str, Any]:
     return {"cids": cids, "size": value.size, "media_type": value.media_type, "name": value.name}
 
 
+def untagged(document: Any) -> Any:
+    """The JSON form of a value without its tag, for cells of a table: a time as its text, an item as its id."""
+    if isinstance(document, dict) and len(document) == 1:
+        ((tag, inner),) = document.items()
+        if tag in ("$time", "$item", "$bytes", "$float"):
+            return inner
+    return document
+
+
 def shown(value: Value) -> str:
     """A value for a person: texts bare, times in ISO form, items by their short id, the rest as compact JSON."""
+    if value is None:
+        return ""
     if isinstance(value, str):
         return value
     if isinstance(value, datetime):

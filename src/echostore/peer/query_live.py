@@ -37,7 +37,7 @@ class SourceProvider(Protocol[Handle]):
         """What to read; called inside `reading`."""
 
     def handle(self, item: ItemId) -> Handle:
-        """The object that stands for an item to the user."""
+        """The object that stands for an item to the user; waits for nothing."""
 
     def reading(self) -> AbstractContextManager[object]:
         """Hold off writers; may be entered again by the thread that is inside."""
@@ -84,7 +84,9 @@ class Following(Generic[I]):
 
     def catch_up(self) -> None:
         """Take in the batches that were only noted while the reader was behind."""
-        for party in list(self._pending):
+        with self._lock:
+            parties = list(self._pending)
+        for party in parties:
             with self._providers[party].reading():
                 self._batch(party, frozenset())
 

@@ -100,12 +100,12 @@ class Schemas:
         return [Violation(self._party.handle(item), type, field, problem) for field, problem in problems]
 
     def _rows(self, type: str) -> Iterable[tuple[ItemId, Mapping[str, Value]]]:
-        """The property sets of a type that are not deleted."""
-        source = self._party.runtime.source
-        for item in sorted(source.scan(type=type, parent=None, equals={}, deleted=Deleted.HIDE)):
-            row = source.row(item)
-            if row is not None and not row.deleted and row.model == PropertySet.name:
-                yield item, row.values
+        """The property sets of a type that are not deleted. An audit reads the records themselves, not the index."""
+        party, runtime = self._party, self._party.runtime
+        for item in sorted(runtime.source.scan(type=type, parent=None, equals={}, deleted=Deleted.HIDE)):
+            record = runtime.state.record(item)
+            if record is not None and isinstance(record.model, PropertySet) and not party.is_deleted(item):
+                yield item, record.model.value()
 
     # defining
 

@@ -39,9 +39,9 @@ class Snapshot:
 
     def reader(self) -> TreeReader:
         """Reads items out of the snapshot, each with the few blobs on its path."""
-        return TreeReader(self.root.index_root, self._get)
+        return TreeReader(self.root.index_root, self.blob)
 
-    def _get(self, cid: Cid) -> bytes:
+    def blob(self, cid: Cid) -> bytes:
         blobs = self.runtime.blobs
         if blobs is None:
             raise Refused("a snapshot of the past or of a read-only party is not saved; take one of the live party")

@@ -51,10 +51,10 @@ class Conduct:
         if handler is None:
             self.report.add("H", number, f"unknown kind of event {event['kind']!r}")
             return
-        peer = event.get("peer")
-        if peer is not None and peer in self.facts.byzantine:
+        peer = event.get("peer", "")
+        if peer in self.facts.byzantine:
             return
-        view = self._peers.setdefault(peer, PeerView()) if peer is not None else PeerView()
+        view = self._peers.get(peer) or self._peers.setdefault(peer, PeerView())
         if view.down and event["kind"] not in ("boot", "info"):
             self.report.add("H", number, f"{peer} acts while it is down")
         handler(self, number, event, view)

@@ -18,7 +18,7 @@ other owners' by owners; a removal needs a present member; a member admitted twi
 
 from typing import NamedTuple, assert_never
 
-from echostore.kernel.ids import IdentityKey
+from echostore.kernel.ids import DeviceKey, IdentityKey
 from echostore.kernel.party.credentials import (
     AdoptLocal,
     ChildParty,
@@ -45,7 +45,7 @@ from echostore.kernel.party.credentials import (
     Role,
     RoleChange,
 )
-from echostore.kernel.party.ledger import AdmittedAs, Event, Ledger, group_of
+from echostore.kernel.party.ledger import Event, Ledger, group_of
 from echostore.kernel.reasons import Reason
 
 EPOCH_DECLARERS = "epoch.declarers"
@@ -67,16 +67,12 @@ def judge(ledger: Ledger, event: Event) -> Refusal | None:
     if isinstance(carrier, Refusal):
         if not _opens_feed(event, claim):
             return carrier
-        since = None
-    elif claim.device == carrier.admit.device:
-        # After the adoption of a local party a feed's device acts for an identity that the feed was not admitted for.
-        since = carrier.event if carrier.admit.identity == claim.issuer else None
-    elif _signed_by_root(claim) and claim.issuer == carrier.admit.identity:
-        since = carrier.event
-    else:
+    elif claim.issuer == carrier.identity and (claim.device == carrier.device or _signed_by_root(claim)):
+        return _judge_assertion(ledger, event, claim, carrier.role)
+    elif claim.device != carrier.device:
         return Refusal(Reason.DEVICE_UNKNOWN, "signed by another device than the feed's own")
-
-    role = ledger.role(claim.issuer, event, since)
+    # The first block of a feed, or a local party's feed whose device now acts for the identity that adopted it.
+    role = ledger.role(claim.issuer, event)
     if role is None:
         return _why_no_member(ledger, event, claim.issuer)
     if not _signed_by_root(claim):
@@ -86,9 +82,17 @@ def judge(ledger: Ledger, event: Event) -> Refusal | None:
     return _judge_assertion(ledger, event, claim, role)
 
 
-def _carrier(ledger: Ledger, event: Event) -> AdmittedAs | Refusal:
-    """The admission under which the feed that carries `event` counts at that place."""
+class _Carrier(NamedTuple):
+    """Whose control feed an event stands in, and the role in which that feed speaks there."""
+
+    identity: IdentityKey
+    device: DeviceKey
+    role: Role
+
+
+def _carrier(ledger: Ledger, event: Event) -> _Carrier | Refusal:
     refusal = Refusal(Reason.UNADMITTED, "its control feed is not admitted in its past")
+    best: _Carrier | None = None
     for entry in ledger.admissions_of(event.feed_key, event):
         admit = entry.admit
         if admit.kind is not FeedKind.CONTROL:
@@ -97,11 +101,12 @@ def _carrier(ledger: Ledger, event: Event) -> AdmittedAs | Refusal:
             return Refusal(Reason.RETIRED, "its control feed was retired before")
         elif (state := ledger.device_state(admit.identity, admit.device, event)) is not None:
             refusal = Refusal(state, "the feed's device")
-        elif ledger.role(admit.identity, event, entry.event) is None:
+        elif (role := ledger.role(admit.identity, event, entry.event)) is None:
             refusal = Refusal(Reason.ISSUER_REMOVED, "the feed's member was removed before")
-        else:
-            return entry
-    return refusal
+        elif best is None or role > best.role:
+            # Concurrent admissions of a feed are equal but for their eras; the better one counts.
+            best = _Carrier(admit.identity, admit.device, role)
+    return best or refusal
 
 
 def _opens_feed(event: Event, claim: Claim) -> bool:

@@ -243,13 +243,15 @@ class Ledger:
         admits = self.admits.get(subject)
         if not admits:
             return None
-        era = seen(self.removals.get(subject, _NONE), view)
+        removals, changes = self.removals.get(subject), self.changes.get(subject, _NONE)
+        if len(admits) == 1 and not removals and not changes:  # nearly always
+            return granted_role(admits[0]) if view.sees(admits[0]) else None
+        era = seen(removals or _NONE, view)
         if since is not None and not sees_all(since, era):
             return None
         contenders = [event for event in admits if view.sees(event) and sees_all(event, era)]
         if not contenders:
             return None
-        changes = self.changes.get(subject, _NONE)
         contenders += [event for event in changes if view.sees(event) and sees_all(event, era)]
         return granted_role(self.winner(contenders))
 
