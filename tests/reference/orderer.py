@@ -6,6 +6,9 @@ in the lists each time. Quadratic, and meant to be read.
 
 A feed here is the list of its branches, and a branch is the whole list of its blocks from seq 0: two branches of a fork
 share their first blocks by value.
+
+Where a block is wrong in several ways, its dependencies are judged in the order they are named and the first one that
+is missing or false decides. The design leaves that open; whatever decides must not depend on what arrived first.
 """
 
 from dataclasses import dataclass, field
@@ -17,6 +20,9 @@ from echostore.kernel.timeframe import Dependency
 
 Place = tuple[FeedId, int]
 """A feed and the number of a branch."""
+
+Missing = tuple[FeedId, int]
+"""A feed and a seq at which the wanted block is not there, or not yet."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +50,8 @@ class Outcome:
 
     lengths: dict[Place, int]
     ended: dict[Place, Reason] = field(default_factory=dict)
-    missing: dict[Place, set[tuple[FeedId, int]]] = field(default_factory=dict)
-    """For each place whose next held block waits: the dependencies it lacks."""
+    missing: dict[Place, Missing] = field(default_factory=dict)
+    """For each place whose next held block waits: the first dependency it lacks."""
 
 
 def settle(feeds: list[Feed], base: dict[FeedId, Cut] | None = None) -> Outcome:
@@ -65,7 +71,7 @@ def settle(feeds: list[Feed], base: dict[FeedId, Cut] | None = None) -> Outcome:
                     verdict = _judge(by_id, base, outcome, feed, number)
                     if isinstance(verdict, Reason):
                         outcome.ended[place] = verdict
-                    elif verdict:
+                    elif verdict is not None:
                         outcome.missing[place] = verdict
                         break
                     else:
@@ -80,29 +86,25 @@ def _start(base: dict[FeedId, Cut], feed: FeedId) -> int:
 
 def _judge(
     feeds: dict[FeedId, Feed], base: dict[FeedId, Cut], outcome: Outcome, feed: Feed, number: int
-) -> Reason | set[tuple[FeedId, int]]:
-    """Why the next block of a branch is invalid, or which dependencies it lacks; the empty set when it counts."""
+) -> Reason | Missing | None:
+    """Why the next block of a branch is invalid, or which dependency it lacks; None when it counts."""
     blocks = feed.branches[number]
     seq = outcome.lengths[feed.id, number]
     block = blocks[seq]
     if block.fault is not None:
         return block.fault
-    missing: set[tuple[FeedId, int]] = set()
     for dependency in block.dependencies:
-        if dependency.feed == feed.id:
+        before = named_before(blocks, seq, dependency.feed)
+        if dependency.feed == feed.id or (before is not None and before.seq >= dependency.seq):
             return Reason.TIMEFRAME_BACKWARDS
         target = feeds.get(dependency.feed)
         if target is None:
-            missing.add((dependency.feed, dependency.seq))
-            continue
+            return dependency.feed, dependency.seq
         if feed.kind == CONTROL and target.kind == DATA:
             return Reason.WRONG_KIND
-        before = named_before(blocks, seq, dependency.feed)
-        if before is not None and before.seq >= dependency.seq:
-            return Reason.TIMEFRAME_BACKWARDS
         cut = base.get(dependency.feed)
         if cut is not None and dependency.seq < cut.length:
-            if dependency.depth > cut.depth - (cut.length - 1 - dependency.seq):
+            if not 0 < dependency.depth <= cut.depth - (cut.length - 1 - dependency.seq):
                 return Reason.LYING_DEPTH
             continue
         holders = [
@@ -112,8 +114,7 @@ def _judge(
             and _prefix(theirs[dependency.seq]) == dependency.link_prefix
         ]
         if not holders:
-            missing.add((dependency.feed, dependency.seq))
-            continue
+            return dependency.feed, dependency.seq
         if target.branches[holders[0]][dependency.seq].depth != dependency.depth:
             return Reason.LYING_DEPTH
         below_cut = before is not None and cut is not None and before.seq < cut.length
@@ -123,11 +124,9 @@ def _judge(
             and not any(_prefix(target.branches[other][before.seq]) == before.link_prefix for other in holders)
         ):
             return Reason.TIMEFRAME_BRANCH
-    if missing:
-        return missing
     if block.depth != 1 + max([_depth_before(base, feed, number, seq), *(d.depth for d in block.dependencies)]):
         return Reason.LYING_DEPTH
-    return set()
+    return None
 
 
 def named_before(blocks: list[Block], seq: int, feed: FeedId) -> Dependency | None:

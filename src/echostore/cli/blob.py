@@ -7,7 +7,7 @@ from cyclopts import App
 
 from echostore.cli.feed import INTEGRITY_BROKEN
 from echostore.cli.opening import party_key, reading
-from echostore.cli.options import ListingInParty, examples
+from echostore.cli.options import LISTING_IN_PARTY, ListingInParty, examples
 from echostore.cli.output import Column, Output, counted, if_interrupted, size
 from echostore.cli.values import short
 from echostore.kernel.errors import Corrupt
@@ -34,7 +34,7 @@ VERDICTS = (
 
 
 @app.command(name="list", help_prologue=examples("echostore blob list", "echostore blob list --party @Trip --csv"))
-def list_blobs(*, options: ListingInParty = ListingInParty()) -> None:
+def list_blobs(*, options: ListingInParty = LISTING_IN_PARTY) -> None:
     """List the blobs of a party with their sizes."""
     output = Output.of(options)
     with reading(options) as peer:
@@ -47,7 +47,7 @@ def list_blobs(*, options: ListingInParty = ListingInParty()) -> None:
 
 
 @app.command(help_prologue=examples("echostore blob verify", "echostore blob verify --party @Trip --json"))
-def verify(*, options: ListingInParty = ListingInParty()) -> int:
+def verify(*, options: ListingInParty = LISTING_IN_PARTY) -> int:
     """Hash every blob again; of all parties unless one is named. The exit status is 6 when one is damaged."""
     output = Output.of(options)
     with reading(options) as peer, if_interrupted("Nothing was changed; the check can be started again."):

@@ -7,7 +7,7 @@ from cyclopts import App, Parameter
 
 from echostore.cli.moments import parse_duration_s
 from echostore.cli.opening import open_party, party_key, reading
-from echostore.cli.options import FLAG, ListingInParty, Name, examples
+from echostore.cli.options import FLAG, LISTING_IN_PARTY, ListingInParty, Name, examples
 from echostore.cli.output import Column, Form, Output, counted, if_interrupted
 from echostore.cli.values import short
 from echostore.kernel.errors import EchoError, NotFound, UsageError
@@ -49,7 +49,7 @@ INTEGRITY_BROKEN = 6
 
 
 @app.command(name="list", help_prologue=examples("echostore feed list", "echostore feed list --party @Trip --json"))
-def list_feeds(*, options: ListingInParty = ListingInParty()) -> None:
+def list_feeds(*, options: ListingInParty = LISTING_IN_PARTY) -> None:
     """List the feeds of a party: blocks held here, processed into the state, and known to exist."""
     from echostore.cli.party import feed_fields
 
@@ -69,7 +69,7 @@ def tail(
     follow: Annotated[bool, Parameter(name=["--follow", "-f"], negative=(), show_default=False)] = False,
     count: int | None = None,
     timeout: str | None = None,
-    options: ListingInParty = ListingInParty(),
+    options: ListingInParty = LISTING_IN_PARTY,
 ) -> None:
     """Show the last blocks of a feed, or of all feeds of a party, causes before effects.
 
@@ -114,7 +114,7 @@ def tail(
 
 
 @app.command(help_prologue=examples("echostore feed verify", "echostore feed verify 1e8fc9d0 --json"))
-def verify(feed: Name | None = None, /, *, options: ListingInParty = ListingInParty()) -> int:
+def verify(feed: Name | None = None, /, *, options: ListingInParty = LISTING_IN_PARTY) -> int:
     """Hash every block again and check every signature; of all parties unless one is named.
 
     The exit status is 6 when anything is damaged, and the table names feed and seq of the first damage.

@@ -3,7 +3,7 @@
 from cyclopts import App
 
 from echostore.cli.opening import reading
-from echostore.cli.options import Options, examples
+from echostore.cli.options import OPTIONS, Options, examples
 from echostore.cli.output import Output
 
 app = App(
@@ -14,7 +14,7 @@ app = App(
 
 
 @app.command(help_prologue=examples("echostore identity show", "echostore identity show --json | jq -r .identity"))
-def show(*, options: Options = Options()) -> None:
+def show(*, options: Options = OPTIONS) -> None:
     """Show this peer's name and public keys. Secrets are never shown."""
     output = Output.of(options)
     with reading(options) as peer:

@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import App
 
 from echostore.cli.opening import PASSPHRASE_VARIABLE, ask_passphrase, home_path, writing
-from echostore.cli.options import FLAG, Options, examples
+from echostore.cli.options import FLAG, OPTIONS, Options, examples
 from echostore.cli.output import Output
 from echostore.kernel.errors import Refused, UsageError
 
@@ -22,7 +22,7 @@ def init(
     *,
     name: str | None = None,
     protect: Annotated[bool, FLAG] = False,
-    options: Options = Options(),
+    options: Options = OPTIONS,
 ) -> None:
     """Make a home: the folder with this peer's keys and data.
 

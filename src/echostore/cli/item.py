@@ -8,7 +8,7 @@ from echostore.cli import item_write
 from echostore.cli.changes import CHANGES, change_line, change_record
 from echostore.cli.moments import parse_duration_s, parse_moment
 from echostore.cli.opening import find_item, item_id, open_party, reading
-from echostore.cli.options import InParty, ListingInParty, Name, examples
+from echostore.cli.options import IN_PARTY, LISTING_IN_PARTY, InParty, ListingInParty, Name, examples
 from echostore.cli.output import Column, Form, Output
 from echostore.cli.tree import NODES, draw, nodes
 from echostore.cli.values import compact, one_line, parse_path, short, shown, to_json
@@ -41,7 +41,7 @@ def tree(
     *,
     at: At = None,
     depth: int | None = None,
-    options: ListingInParty = ListingInParty(),
+    options: ListingInParty = LISTING_IN_PARTY,
 ) -> None:
     """Draw the tree of items: type, short id, name and values. ↪ marks one that is embedded besides its home.
 
@@ -69,7 +69,7 @@ def tree(
 
 
 @app.command(help_prologue=examples("echostore item get 69e5962b", "echostore item get @Summer address.city --at 2h"))
-def get(item: Name, path: str | None = None, /, *, at: At = None, options: InParty = InParty()) -> None:
+def get(item: Name, path: str | None = None, /, *, at: At = None, options: InParty = IN_PARTY) -> None:
     """Show an item, or one of its values.
 
     Parameters
@@ -98,7 +98,7 @@ def get(item: Name, path: str | None = None, /, *, at: At = None, options: InPar
 
 
 @app.command(help_prologue=examples("echostore item history 69e5962b", "echostore item history @Summer --nl"))
-def history(item: Name, /, *, options: ListingInParty = ListingInParty()) -> None:
+def history(item: Name, /, *, options: ListingInParty = LISTING_IN_PARTY) -> None:
     """List every message that wrote an item: who, when, what.
 
     Parameters
@@ -114,7 +114,7 @@ def history(item: Name, /, *, options: ListingInParty = ListingInParty()) -> Non
 
 
 @app.command(help_prologue=examples("echostore item diff 69e5962b 1h", "echostore item diff @Summer 2d 1d --json"))
-def diff(item: Name, before: str, after: str = "now", /, *, options: ListingInParty = ListingInParty()) -> None:
+def diff(item: Name, before: str, after: str = "now", /, *, options: ListingInParty = LISTING_IN_PARTY) -> None:
     """Show what changed in an item between two moments.
 
     Parameters
@@ -154,7 +154,7 @@ def watch(
     since: str | None = None,
     count: int | None = None,
     timeout: str | None = None,
-    options: ListingInParty = ListingInParty(),
+    options: ListingInParty = LISTING_IN_PARTY,
 ) -> None:
     """Print changes as they come, until ^C. Works beside the process that writes them.
 

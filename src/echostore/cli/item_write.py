@@ -18,7 +18,7 @@ from echostore.cli.opening import (
     writing,
     wrote,
 )
-from echostore.cli.options import FLAG, YES, Content, InParty, Name
+from echostore.cli.options import FLAG, IN_PARTY, YES, Content, InParty, Name
 from echostore.cli.options import content as checked
 from echostore.cli.output import Output, counted
 from echostore.cli.values import (
@@ -59,7 +59,7 @@ def create(
     type: str = "",
     parent: str | None = None,
     name: str = "",
-    options: InParty = InParty(),
+    options: InParty = IN_PARTY,
 ) -> None:
     """Make an item.
 
@@ -95,7 +95,7 @@ def set_(
     *values: Content,
     unset: Annotated[tuple[str, ...], Parameter(consume_multiple=False)] = (),
     name: str | None = None,
-    options: InParty = InParty(),
+    options: InParty = IN_PARTY,
 ) -> None:
     """Set properties of an item, all in one message.
 
@@ -128,7 +128,7 @@ def append(
     item: Name,
     /,
     *content: Content,
-    options: InParty = InParty(),
+    options: InParty = IN_PARTY,
 ) -> None:
     """Append to a list (values), a text (text) or a log (posts).
 
@@ -157,7 +157,7 @@ def delete(
     *,
     dry_run: Annotated[bool, FLAG] = False,
     yes: Annotated[bool, YES] = False,
-    options: InParty = InParty(),
+    options: InParty = IN_PARTY,
 ) -> None:
     """Delete an item and all that hangs below it, for every member. `item restore` brings it back.
 
@@ -196,7 +196,7 @@ def delete(
         wrote(output, again.party, {**fields, "deleted": True}, f"deleted {counted(fields['items'], 'item')}")
 
 
-def restore(item: Name, /, *, options: InParty = InParty()) -> None:
+def restore(item: Name, /, *, options: InParty = IN_PARTY) -> None:
     """Bring a deleted item back, with all that hangs below it.
 
     Parameters
@@ -211,7 +211,7 @@ def restore(item: Name, /, *, options: InParty = InParty()) -> None:
         wrote(output, found.party, {"item": item_id(found), "deleted": found.deleted}, short(item_id(found)))
 
 
-def move(item: Name, parent: str, /, *, options: InParty = InParty()) -> None:
+def move(item: Name, parent: str, /, *, options: InParty = IN_PARTY) -> None:
     """Give an item another home.
 
     Parameters

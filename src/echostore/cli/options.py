@@ -71,6 +71,9 @@ class ListingInParty(Listing):
     """Party by key, unique prefix or @title; not needed when there is only one."""
 
 
+OPTIONS, LISTING, IN_PARTY, LISTING_IN_PARTY = Options(), Listing(), InParty(), ListingInParty()
+"""What the parameters `options` are by default: nothing given."""
+
 PartyChoice = InParty | ListingInParty
 
 

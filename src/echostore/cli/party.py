@@ -6,7 +6,7 @@ from cyclopts import App
 
 from echostore.cli import party_life
 from echostore.cli.opening import home_path, open_party, party_key, reading, writing
-from echostore.cli.options import FLAG, InParty, Listing, Options, examples
+from echostore.cli.options import FLAG, IN_PARTY, LISTING, OPTIONS, InParty, Listing, Options, examples
 from echostore.cli.output import Column, Output, counted, size
 from echostore.cli.values import iso_ms, one_line, short
 
@@ -55,7 +55,7 @@ def create(
     *,
     local: Annotated[bool, FLAG] = False,
     name: str | None = None,
-    options: Options = Options(),
+    options: Options = OPTIONS,
 ) -> None:
     """Make a party with this peer as its owner; the home is made too if there is none.
 
@@ -80,7 +80,7 @@ def create(
 
 
 @app.command(name="list", help_prologue=examples("echostore party list", "echostore party list --json"))
-def list_parties(*, options: Listing = Listing()) -> None:
+def list_parties(*, options: Listing = LISTING) -> None:
     """List the parties of this peer, without opening them."""
     output = Output.of(options)
     with reading(options) as peer:
@@ -105,7 +105,7 @@ def show(
     /,
     *,
     snapshot: Annotated[bool, FLAG] = False,
-    options: Options = Options(),
+    options: Options = OPTIONS,
 ) -> None:
     """Show one party: what is held and processed, who writes, what was rejected.
 
@@ -136,7 +136,7 @@ def show(
 
 
 @app.command(help_prologue=examples("echostore party members", "echostore party members @Trip --json"))
-def members(party: str | None = None, /, *, options: Listing = Listing()) -> None:
+def members(party: str | None = None, /, *, options: Listing = LISTING) -> None:
     """List who is or was a member, with role, status and devices.
 
     Parameters
@@ -164,7 +164,7 @@ def members(party: str | None = None, /, *, options: Listing = Listing()) -> Non
 
 
 @app.command(help_prologue=examples("echostore party why @Laptop", "echostore party why 1f3a --party @Trip --json"))
-def why(key: str, /, *, options: InParty = InParty()) -> None:
+def why(key: str, /, *, options: InParty = IN_PARTY) -> None:
     """Show why a member, device or feed counts or does not: the chain of credentials, each with its verdict.
 
     Parameters

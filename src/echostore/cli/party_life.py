@@ -1,12 +1,11 @@
 """What ends, stops or moves a party: the verbs pause, resume, close, forget, export and import of `echostore party`."""
 
-import importlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from echostore.cli.opening import home_path, open_party, party_key, reading, writing
-from echostore.cli.options import FLAG, YES, Options
+from echostore.cli.options import FLAG, OPTIONS, YES, Options
 from echostore.cli.output import Output, counted, if_interrupted, size
 from echostore.cli.values import one_line, short
 from echostore.kernel.errors import EchoError, NotFound, Refused
@@ -24,7 +23,7 @@ EXAMPLES = {
 }
 
 
-def pause(party: str | None = None, /, *, options: Options = Options()) -> None:
+def pause(party: str | None = None, /, *, options: Options = OPTIONS) -> None:
     """Hold new blocks of a party without processing them, also after a restart.
 
     Parameters
@@ -35,7 +34,7 @@ def pause(party: str | None = None, /, *, options: Options = Options()) -> None:
     _change_state(party, options, "paused")
 
 
-def resume(party: str | None = None, /, *, options: Options = Options()) -> None:
+def resume(party: str | None = None, /, *, options: Options = OPTIONS) -> None:
     """Process a paused or closed party again.
 
     Parameters
@@ -46,7 +45,7 @@ def resume(party: str | None = None, /, *, options: Options = Options()) -> None
     _change_state(party, options, "active")
 
 
-def close(party: str | None = None, /, *, options: Options = Options()) -> None:
+def close(party: str | None = None, /, *, options: Options = OPTIONS) -> None:
     """Close a party until it is resumed: nothing of it is opened or decoded.
 
     Parameters
@@ -74,7 +73,7 @@ def forget(
     *,
     dry_run: Annotated[bool, FLAG] = False,
     yes: Annotated[bool, YES] = False,
-    options: Options = Options(),
+    options: Options = OPTIONS,
 ) -> None:
     """Delete everything this peer holds of a party, for good. Other members keep theirs.
 
@@ -141,7 +140,7 @@ def _loss_lines(losses: dict[str, Any]) -> list[str]:
     return lines
 
 
-def export(party: str, file: Path, /, *, options: Options = Options()) -> None:
+def export(party: str, file: Path, /, *, options: Options = OPTIONS) -> None:
     """Write a party's feeds and blobs into a CAR file.
 
     Parameters
@@ -149,22 +148,32 @@ def export(party: str, file: Path, /, *, options: Options = Options()) -> None:
     party
         Key, unique prefix or @title.
     file
-        The file to write; one that is there is replaced when the new one is complete.
+        The file to write; it must not be there yet, and appears when it is complete.
     """
     output = Output.of(options)
-    transfer = importlib.import_module("echostore.peer.transfer")
+    from echostore.peer.transfer import export_party
+
     with (
         reading(options) as peer,
-        if_interrupted(f"{file} is as it was before."),
+        if_interrupted(f"{file} was not written."),
         output.progress(f"export {file.name}") as tell,
     ):
         opened = open_party(peer, party)
-        report = transfer.export_party(opened, file, tell)
-        fields = {"party": opened.key.hex(), "file": str(file), "bytes": file.stat().st_size, **report_fields(report)}
-    output.document(fields, f"{file}  {size(fields['bytes'])}")
+        done = export_party(opened, file, tell)
+    fields = {
+        "party": opened.key.hex(),
+        "file": str(done.path),
+        "bytes": done.bytes,
+        "feeds": done.feeds,
+        "blocks": done.blocks,
+        "blobs": done.blobs,
+        "snapshot": done.cid,
+    }
+    output.note(f"{counted(done.blocks, 'block')} of {counted(done.feeds, 'feed')}, {size(done.bytes)}")
+    output.document(fields, str(done.path))
 
 
-def import_(file: Path, /, *, options: Options = Options()) -> None:
+def import_(file: Path, /, *, options: Options = OPTIONS) -> None:
     """Read a party from a CAR file that `party export` wrote. Everything in it is checked first.
 
     Parameters
@@ -175,14 +184,15 @@ def import_(file: Path, /, *, options: Options = Options()) -> None:
     output = Output.of(options)
     if not file.is_file():
         raise NotFound(f"there is no file {file}")
-    transfer = importlib.import_module("echostore.peer.transfer")
+    from echostore.peer.transfer import import_party
+
     fresh = not (home_path(options) / "keys").exists()
     with (
         writing(options, create=True) as peer,
-        if_interrupted("What was imported so far is complete and checked; import again to go on."),
+        if_interrupted("A new party was not taken in; one that was here keeps what came so far, checked."),
         output.progress(f"import {file.name}") as tell,
     ):
-        party = transfer.import_party(peer, file, tell)
+        party = import_party(peer, file, tell)
         status = party.status
         fields = {
             "party": party.key.hex(),
@@ -194,13 +204,6 @@ def import_(file: Path, /, *, options: Options = Options()) -> None:
         output.note(f"made a home at {home_path(options)}")
     output.note(f"{counted(fields['blocks'], 'block')}, {counted(fields['items'], 'item')}")
     output.document(fields, short(fields["party"]))
-
-
-def report_fields(report: Any) -> dict[str, Any]:
-    """The numbers of a report, whatever it counts."""
-    names = getattr(report, "__slots__", None) or list(getattr(report, "__dict__", {}))
-    found = {name: getattr(report, name) for name in names}
-    return {name: value for name, value in found.items() if isinstance(value, (int, str)) or value is None}
 
 
 def disk_bytes(folder: Path) -> int:

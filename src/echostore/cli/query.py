@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from echostore.cli.opening import item_id, item_in, open_party, reading
-from echostore.cli.options import FLAG, ListingInParty, examples
+from echostore.cli.options import FLAG, LISTING_IN_PARTY, ListingInParty, examples
 from echostore.cli.output import Column, Form, Output
 from echostore.cli.values import parse_value, short, shown, to_json, untagged
 from echostore.kernel.errors import UsageError
@@ -46,7 +46,7 @@ def query(
     count: Annotated[bool, FLAG] = False,
     explain: Annotated[bool, FLAG] = False,
     all_parties: Annotated[bool, FLAG] = False,
-    options: ListingInParty = ListingInParty(),
+    options: ListingInParty = LISTING_IN_PARTY,
 ) -> None:
     """Find items by type and values.
 

@@ -5,7 +5,7 @@ from typing import Any
 from cyclopts import App
 
 from echostore.cli.opening import reading
-from echostore.cli.options import Options, examples
+from echostore.cli.options import OPTIONS, Options, examples
 from echostore.cli.output import Output
 from echostore.cli.values import one_line, short
 from echostore.kernel.errors import EchoError
@@ -14,7 +14,7 @@ app = App(name="status", help_prologue=examples("echostore status", "echostore -
 
 
 @app.default
-def status(*, options: Options = Options()) -> None:
+def status(*, options: Options = OPTIONS) -> None:
     """Tell what is where: per party, blocks held, processed and known, and what is on no other peer.
 
     Closed parties are not opened. What other peers hold is told as far as they said so to this process.

@@ -5,7 +5,7 @@ from typing import Any
 from cyclopts import App
 
 from echostore.cli.opening import find_item, item_id, open_party, reading
-from echostore.cli.options import InParty, ListingInParty, Name, examples
+from echostore.cli.options import IN_PARTY, LISTING_IN_PARTY, InParty, ListingInParty, Name, examples
 from echostore.cli.output import Column, Form, Output
 from echostore.cli.tree import draw, nodes
 from echostore.cli.values import one_line, short, to_json
@@ -28,7 +28,7 @@ VIEWS = (
 @app.command(
     name="list", help_prologue=examples("echostore view list", "echostore view list example.org/planner --json")
 )
-def list_views(view_class: str | None = None, /, *, options: ListingInParty = ListingInParty()) -> None:
+def list_views(view_class: str | None = None, /, *, options: ListingInParty = LISTING_IN_PARTY) -> None:
     """List the views of a party.
 
     Parameters
@@ -46,7 +46,7 @@ def list_views(view_class: str | None = None, /, *, options: ListingInParty = Li
 @app.command(
     name="open", help_prologue=examples("echostore view open @Planner", "echostore view open echo://1f3a.../9c02...")
 )
-def open_view(view: Name, /, *, options: InParty = InParty()) -> None:
+def open_view(view: Name, /, *, options: InParty = IN_PARTY) -> None:
     """Show a view: its class, its values, and the items in it.
 
     Parameters

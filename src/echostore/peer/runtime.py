@@ -162,7 +162,7 @@ class PartyRuntime:
             self.collect_edits()
             if batch.operations:
                 self._batch = None
-                self._write(batch.operations, batch.writer, undoes=undoes, applied=True)
+                self._write(batch.operations, batch.writer, undoes=undoes, applied_ms=batch.time_ms)
         except BaseException:
             self._batch = None
             self.open_edits.clear()
@@ -179,16 +179,18 @@ class PartyRuntime:
         return self._batch is not None
 
     def _write(
-        self, operations: list[ItemOperation], writer: WriterRole, *, undoes: int | None, applied: bool = False
+        self, operations: list[ItemOperation], writer: WriterRole, *, undoes: int | None, applied_ms: int | None = None
     ) -> None:
+        """Seal operations as the next message; `applied_ms` is the time under which a batch has applied its own."""
         own = self.data
         assert own is not None
         if len(operations) > OPERATIONS_MAX:
             raise TooLarge(f"a batch of {len(operations)} operations; at most {OPERATIONS_MAX} fit one message")
         feed, seq = own.feed, own.cursor.length
         encoded = [encode_operation(feed, operation) for operation in operations]
-        envelope, link = own.seal(time_ms=self.now_ms(), operations=encoded, undoes=undoes)
-        if applied:
+        time_ms = self.now_ms() if applied_ms is None else applied_ms
+        envelope, link = own.seal(time_ms=time_ms, operations=encoded, undoes=undoes)
+        if applied_ms is not None:
             self.processor.count_message(feed, seq, link, envelope, writer, operations)
         else:
             self.processor.apply_message(feed, seq, link, envelope, writer, operations=operations, own=True)
@@ -197,11 +199,11 @@ class PartyRuntime:
         self.on_write()
         self.checkpoint_if_due()
 
-    def apply_now(self, operation: ItemOperation, position: int, writer: WriterRole, depth: int) -> None:
+    def apply_now(self, operation: ItemOperation, position: int, writer: WriterRole, depth: int, time_ms: int) -> None:
         """Show one operation of an open batch to its writer."""
         assert self.data is not None
         stamp = Stamp(depth, self.data.feed, self.data.cursor.length, position)
-        self.state.apply_own(operation, stamp, self.now_ms(), writer)
+        self.state.apply_own(operation, stamp, time_ms, writer)
 
     # open edits of texts and lists
 
@@ -400,6 +402,8 @@ class _Batch:
         assert runtime.data is not None
         self._runtime = runtime
         self._depth = runtime.data.next_depth
+        self.time_ms = runtime.now_ms()
+        """One time for all: some models keep it, so what is shown now must be what the message will say."""
         self.writer = writer
         self.operations: list[ItemOperation] = []
         self.edited: set[ItemId] = set()
@@ -407,7 +411,7 @@ class _Batch:
     def add(self, operations: list[ItemOperation]) -> None:
         for operation in operations:
             try:
-                self._runtime.apply_now(operation, len(self.operations), self.writer, self._depth)
+                self._runtime.apply_now(operation, len(self.operations), self.writer, self._depth, self.time_ms)
             except OperationRefused as refusal:
                 raise Refused(f"the operation is refused: {refusal}") from refusal
             self.operations.append(operation)

@@ -102,6 +102,13 @@ def check_in(home: Home, *, state: Path | None = None, machine: str | None = Non
     return InstanceCheck(standing, identity, boot, remembered)
 
 
+def standing_of(home: Home, *, state: Path | None = None, machine: str | None = None) -> Standing:
+    """What a start would find now. It counts nothing and changes nothing, so it may run beside the writer."""
+    inside = _read_inside(home.instance)
+    outside = None if inside is None else _read_outside((state or state_folder()) / inside.id)
+    return _judge(home, inside, outside, machine_fingerprint() if machine is None else machine)
+
+
 def state_folder() -> Path:
     """Where outside records live: ECHOSTORE_STATE, or the user's state folder."""
     chosen = os.environ.get(STATE_VARIABLE)

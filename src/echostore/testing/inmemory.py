@@ -9,11 +9,12 @@ wait for.
 """
 
 from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Protocol, Self
 
 from echostore.kernel.ids import PartyKey
 from echostore.kernel.sync.endpoint import Endpoint
-from echostore.kernel.sync.events import Effect, Score
+from echostore.kernel.sync.events import Effect, Progress, Score
 from echostore.kernel.sync.frames import Frame
 from echostore.kernel.sync.port import SyncPort
 from echostore.wire.sync import decode_frame, encode_frame
@@ -25,49 +26,76 @@ STEPS_MAX = 10_000_000
 """Frames after which a link that is still not quiet never will be."""
 
 
+class SyncParty(Protocol):
+    """A party that keeps account of what other devices hold."""
+
+    def acknowledge(self, device: bytes, lengths: Mapping[bytes, int]) -> None: ...
+    def announced(self, feed: bytes, length: int) -> None: ...
+
+
 class SyncPeer(Protocol):
     """A peer that offers its parties to replication."""
 
+    @property
+    def device(self) -> bytes: ...
     def sync_port(self, party: PartyKey) -> SyncPort: ...
+    def party(self, which: PartyKey) -> SyncParty: ...
 
 
 def link(one: SyncPeer, other: SyncPeer, party: PartyKey) -> "MemoryLink":
-    """Connect two peers for one party; nothing moves until `pump`."""
-    return connect(one.sync_port(party), other.sync_port(party))
+    """Connect two peers for one party; nothing moves until `pump`. Receipts on both sides see what the other holds."""
+    peers = (one, other)
+
+    def account(number: int, progress: Progress) -> None:
+        known = peers[number].party(party)
+        known.announced(progress.feed, progress.held)
+        known.acknowledge(peers[1 - number].device, {progress.feed: progress.held})
+
+    return MemoryLink((one.sync_port(party), other.sync_port(party)), account)
 
 
 def connect(one: SyncPort, other: SyncPort) -> "MemoryLink":
+    """Connect two ports; see `link`."""
     return MemoryLink((one, other))
 
 
 class MemoryLink:
     """Both ends of one connection and what is under way between them."""
 
-    def __init__(self, ports: tuple[SyncPort, SyncPort]) -> None:
+    def __init__(
+        self,
+        ports: tuple[SyncPort, SyncPort],
+        account: Callable[[int, Progress], None] = lambda number, progress: None,
+    ) -> None:
         self.now = 0.0
         self.frames = 0
         self.bytes = 0
         self.scores: list[Score] = []
         self._ports = ports
+        self._account = account
         self._ends: list[Endpoint] = []
         self._under_way: deque[tuple[Endpoint, bytes]] = deque()
+        self._calls: deque[Callable[[], None]] = deque()
+        """What peers called back from their own threads; `pump` runs it in its own."""
         self.heal()
 
     def pump(self) -> Self:
         """Deliver frames until neither side has anything to say."""
         quiet_since = self.now
         for _ in range(STEPS_MAX):
-            if self._under_way:
+            if self._calls:
+                self._calls.popleft()()
+            elif self._under_way:
                 end, data = self._under_way.popleft()
                 end.receive(decode_frame(data))
                 quiet_since = self.now
-                continue
-            wakes = [wake for end in self._ends if (wake := end.session.wake_at()) is not None]
-            if not wakes or (self.now - quiet_since >= PATIENCE_S or min(wakes) > quiet_since + PATIENCE_S):
-                return self
-            self.now = max(self.now, min(wakes))
-            for end in list(self._ends):
-                end.tick()
+            else:
+                wakes = [wake for end in self._ends if (wake := end.session.wake_at()) is not None]
+                if not wakes or min(wakes) > quiet_since + PATIENCE_S:
+                    return self
+                self.now = max(self.now, min(wakes))
+                for end in list(self._ends):
+                    end.tick()
         raise AssertionError(f"the link is not quiet after {STEPS_MAX} steps")
 
     def cut(self) -> Self:
@@ -92,7 +120,8 @@ class MemoryLink:
             self._ports[number],
             send=lambda frame: self._send(1 - number, frame),
             clock=lambda: self.now,
-            tell=self._heed,
+            tell=lambda effect: self._heed(number, effect),
+            defer=self._calls.append,
         )
 
     def _send(self, receiver: int, frame: Frame) -> None:
@@ -102,6 +131,8 @@ class MemoryLink:
             self.bytes += len(data)
             self._under_way.append((self._ends[receiver], data))
 
-    def _heed(self, effect: Effect) -> None:
+    def _heed(self, number: int, effect: Effect) -> None:
         if isinstance(effect, Score):
             self.scores.append(effect)
+        elif isinstance(effect, Progress):
+            self._account(number, effect)

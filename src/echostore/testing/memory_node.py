@@ -146,7 +146,8 @@ class MemoryNode:
     def restart(self) -> None:
         self.up = True
         self._start()
-        held = {key.hex(): len(feed.branches[0].links) for key, feed in self._disk.items() if feed.kind == DATA}
+        tip = self._disk[self.data].branches[0].tip
+        held = {self.data.hex(): [tip.length, tip.link.hex()]} if tip.length else {}
         # What was applied is derived from the disk, so it starts from nothing and is delivered anew.
         self._record({"kind": "boot", "peer": self.name, "held": held, "timeframe": {}, "position": 0})
         for key, feed in self._disk.items():
@@ -255,7 +256,9 @@ class MemoryNode:
             feed.branches.append(branch)
         if same < len(new_links):
             branch.extend(payloads[same:], new_links[same:], head)
-            self._record({"kind": "recv", "peer": self.name, "feed": key.hex(), "seq": head.length - 1})
+            if feed.kind == DATA:
+                event = {"kind": "recv", "peer": self.name, "feed": key.hex(), "seq": head.length - 1}
+                self._record({**event, "hash": head.link.hex()})
         evidence = branch is not feed.branches[0]
         if forks:
             self._exclude(key, feed)

@@ -234,8 +234,10 @@ class World:
         """Whether all nodes that are up hold the same feeds and have the same state."""
         up = [node for node in self.nodes.values() if node.up]
         tips = [sorted((tip.feed, tip.tip) for tip in node.port().feeds()) for node in up]
+        if any(each != tips[0] for each in tips):
+            return False
         states = [node.state() for node in up]
-        return all(each == tips[0] for each in tips) and all(each == states[0] for each in states)
+        return all(each == states[0] for each in states)
 
     def digest(self) -> str:
         """The hash of the whole trace: equal for equal seeds, in every process."""

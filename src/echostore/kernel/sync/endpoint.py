@@ -41,9 +41,11 @@ class Endpoint:
         send: Callable[[Frame], None],
         clock: Callable[[], float],
         tell: Callable[[Effect], None] = lambda effect: None,
+        defer: Callable[[Callable[[], None]], None] = lambda action: action(),
     ) -> None:
+        """`defer` runs an action in the one thread that this endpoint lives in: the port may call from others."""
         self.session = Session()
-        self._port, self._send, self._clock, self._tell = port, send, clock, tell
+        self._port, self._send, self._clock, self._tell, self._defer = port, send, clock, tell, defer
         self._events: deque[Event] = deque()
         self._running = False
         self._stop_listening: Callable[[], None] | None = None
@@ -100,5 +102,9 @@ class Endpoint:
                 self.stop()
 
     def _grown(self, feed: FeedKey, length: int) -> None:
-        for tip in self._port.tips(feed):
-            self.post(LocalHead(tip))
+        self._defer(lambda: self._tell_growth(feed))
+
+    def _tell_growth(self, feed: FeedKey) -> None:
+        if not self.closed:
+            for tip in self._port.tips(feed):
+                self.post(LocalHead(tip))

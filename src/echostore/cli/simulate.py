@@ -1,0 +1,165 @@
+"""`echostore simulate`: a whole party in one process and in virtual time, with faults, from one seed."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter, validators
+
+from echostore.cli.feed import INTEGRITY_BROKEN
+from echostore.cli.options import FLAG, LISTING, Listing, examples
+from echostore.cli.output import Column, Output, counted, if_interrupted
+from echostore.cli.values import compact, short
+from echostore.kernel.errors import StorageFailed, UsageError
+
+if TYPE_CHECKING:
+    from echostore.testing.network import Faults
+    from echostore.testing.world import World
+
+app = App(
+    name="simulate",
+    help_prologue=examples(
+        "echostore simulate --seed 7 --peers 3 --seconds 60",
+        "echostore simulate --runs 100 --history worst.jsonl --json",
+    ),
+)
+
+RUNS = (
+    Column("seed", "SEED", str, right=True),
+    Column("peers", "PEERS", str, right=True),
+    Column("events", "EVENTS", str, right=True),
+    Column("virtual_s", "VIRTUAL", lambda seconds: f"{seconds:.0f} s", right=True),
+    Column("agreed", "AGREED", lambda agreed: "yes" if agreed else "NO"),
+    Column("good", "HISTORY", lambda good: "good" if good else "BROKEN"),
+    Column("violations", "VIOLATIONS", lambda violations: str(len(violations)), right=True),
+    Column("digest", "DIGEST", short),
+)
+
+VIOLATIONS_MAX, TOLD_MAX = 20, 3
+"""Violations of one run that are kept for programs, and told to people."""
+
+_Probability = Annotated[float | None, Parameter(validator=validators.Number(gte=0, lte=1))]
+
+
+@app.default
+def simulate(
+    *,
+    seed: int = 1,
+    runs: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1,
+    peers: Annotated[int, Parameter(validator=validators.Number(gte=1, lte=26))] = 3,
+    seconds: Annotated[float, Parameter(validator=validators.Number(gte=0))] = 30.0,
+    loss: _Probability = None,
+    duplication: _Probability = None,
+    no_partitions: Annotated[bool, FLAG] = False,
+    no_crashes: Annotated[bool, FLAG] = False,
+    history: Path | None = None,
+    show_trace: Annotated[bool, FLAG] = False,
+    options: Listing = LISTING,
+) -> int:
+    """Let peers write while links break and processes crash, then heal everything and check that all agree.
+
+    One seed replays one run, event by event; equal digests mean equal runs. Faults are drawn from the seed unless
+    given. The exit status is 6 when a promise was broken or the peers did not come to agree.
+
+    Parameters
+    ----------
+    seed
+        Where chance begins.
+    runs
+        How many runs, with seeds counting up.
+    peers
+        How many peers.
+    seconds
+        Virtual seconds of faults.
+    loss
+        Part of the messages that are lost.
+    duplication
+        Part of the messages that come twice.
+    no_partitions
+        Leave partitions out.
+    no_crashes
+        Leave crashes out.
+    history
+        Write what the peers did to a file, one JSON event per line: of the first broken run, else of the last.
+    show_trace
+        Print every event of the run to stderr.
+    """
+    output = Output.of(options)
+    records: list[dict[str, Any]] = []
+    with (
+        if_interrupted("Nothing is kept of a simulation."),
+        output.progress("simulate") as tell,
+    ):
+        for number in range(runs):
+            world, record = _run(
+                seed + number, peers, seconds, loss, duplication, partitions=not no_partitions, crashes=not no_crashes
+            )
+            records.append(record)
+            tell(number + 1, runs)
+            if show_trace:
+                for line in world.trace:
+                    output.note(line)
+            broken_before = any(not (earlier["good"] and earlier["agreed"]) for earlier in records[:-1])
+            if history is not None and not broken_before:
+                _save(history, world)
+    broken = [record for record in records if not (record["good"] and record["agreed"])]
+    output.table("runs", RUNS, records, good=not broken)
+    for record in broken:
+        told = [f"{len(record['violations'])} violations", *record["violations"][:TOLD_MAX]]
+        output.warn(f"seed {record['seed']}: {'; '.join(told) if record['agreed'] else 'the peers did not agree'}")
+    output.note(f"{counted(len(records), 'run')}, {len(broken)} broken")
+    return INTEGRITY_BROKEN if broken else 0
+
+
+def _run(
+    seed: int,
+    peers: int,
+    seconds: float,
+    loss: float | None,
+    duplication: float | None,
+    *,
+    partitions: bool,
+    crashes: bool,
+) -> "tuple[World, dict[str, Any]]":
+    from echostore.testing.checker import check_events
+    from echostore.testing.world import NotSettled, World
+
+    world = World(seed, peers=peers, faults=_faults(seed, loss, duplication))
+    agreed = True
+    try:
+        world.chaos(seconds, partitions=partitions and peers > 1, crashes=crashes).revive().settle()
+    except NotSettled:
+        agreed = False
+    report = check_events(world.history)
+    return world, {
+        "seed": seed,
+        "peers": peers,
+        "events": report.events,
+        "virtual_s": round(world.now, 3),
+        "agreed": agreed,
+        "good": report.good,
+        "violations": [str(violation) for violation in report.violations[:VIOLATIONS_MAX]],
+        "fates": dict(report.fates),
+        "digest": world.digest(),
+    }
+
+
+def _faults(seed: int, loss: float | None, duplication: float | None) -> "Faults":
+    import random
+    from dataclasses import replace
+
+    from echostore.testing.network import DUPLICATION_MAX, LOSS_MAX, Faults
+
+    for name, value, limit in (("loss", loss, LOSS_MAX), ("duplication", duplication, DUPLICATION_MAX)):
+        if value is not None and value > 0.9:
+            raise UsageError(f"with a {name} of {value} nothing would ever arrive", next_step=f"Try {limit}.")
+    # Another stream of chance than the world's own, so that giving a fault does not change the rest of the run.
+    faults = Faults.swarm(random.Random(f"faults {seed}"))
+    faults = faults if loss is None else replace(faults, loss=loss)
+    return faults if duplication is None else replace(faults, duplication=duplication)
+
+
+def _save(path: Path, world: "World") -> None:
+    try:
+        path.write_text("".join(compact(event) + "\n" for event in world.history), encoding="utf-8")
+    except OSError as error:
+        raise StorageFailed(f"the history can't be written to {path}: {error.strerror}") from error
