@@ -9,12 +9,14 @@ import statistics
 import sys
 import time
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echostore.kernel.ids import PartyKey
+from echostore.kernel.query import sorted_keys
 from echostore.kernel.query.evaluate import evaluate, finish, matches
 from echostore.kernel.query.expressions import comparisons
 from echostore.kernel.query.fields import parse_field
@@ -113,6 +115,32 @@ def test_walks_are_maintained_through_long_histories(step: Step, seed: int) -> N
         before = after
 
 
+@pytest.mark.parametrize("reducer", Reducer)
+@settings(max_examples=50)
+@given(seed=st.integers(0, 2**32))
+def test_reductions_are_maintained_through_long_histories(reducer: Reducer, seed: int) -> None:
+    chance = random.Random(seed)
+    by = parse_field("g") if chance.random() < 0.5 else None
+    order = (Order(parse_field("n")),) if chance.random() < 0.5 else ()
+    spec = QuerySpec(
+        (Stage(filter=where(on=True)),), order, chance.choice([None, 3]), reduce=Reduce(reducer, parse_field("n"), by)
+    )
+    graph, numbers = Graph(), [None, 1, 2, 2.0, 0.1, 1e16, -1e16, 1e308, math.nan, math.inf, -math.inf, "x", True]
+    live = LiveQuery(spec, graph)
+    live.start()
+    before = answer(spec, graph)
+    for _ in range(30):
+        for _ in range(chance.randint(1, 3)):
+            kept = chance.sample(numbers[:8] if seed % 2 else numbers, 1)[0]
+            graph.create(chance.randrange(6), on=chance.random() < 0.7, n=kept, g=chance.choice([1, 1.0, None, "a"]))
+        change = live.update(graph.take_changed())
+        after = answer(spec, graph)
+        assert maintained(spec, live, graph) == after
+        check_told(spec, before, after, change)
+        assert replayed_groups(before, change) == replayed_groups(after, None)
+        before = after
+
+
 def rewire(graph: Graph, chance: random.Random) -> None:
     """One random change of an edge, or of what lets an item through."""
     some = [item(number) for number in range(6)]
@@ -162,20 +190,20 @@ def test_a_union_of_parties_is_maintained_too(spec: QuerySpec, one: Graph, two: 
         assert Answer(tuple((group.by, group.value) for group in fresh.groups)) == before
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 6 * RUN_KEYS)), max_size=200), st.integers(0, 5 * RUN_KEYS))
-def test_sorted_keys_are_a_sorted_list(steps: list[tuple[bool, int]], size: int) -> None:
-    expected = sorted(range(size))
-    keys = SortedKeys(range(size))
-    for _, number in steps:
-        if number in expected:
-            assert keys.rank(number) == expected.index(number)
-            keys.remove(number)
-            expected.remove(number)
-        else:
-            keys.add(number)
-            expected = sorted([*expected, number])
-    assert list(keys) == expected
-    assert len(keys) == len(expected)
+@pytest.mark.parametrize("run_keys", [1, 2, 3])
+@given(start=st.sets(st.integers(0, 20)), steps=st.lists(st.integers(0, 20), max_size=60))
+def test_sorted_keys_are_a_sorted_list(run_keys: int, start: set[int], steps: list[int]) -> None:
+    """Short runs, so that every step is at the end of one."""
+    with mock.patch.object(sorted_keys, "RUN_KEYS", run_keys):
+        keys, expected = SortedKeys(start), set(start)
+        for number in steps:
+            (keys.remove if number in expected else keys.add)(number)
+            expected ^= {number}
+            assert list(keys) == sorted(expected)
+            assert len(keys) == len(expected)
+            assert [keys.rank(each) for each in sorted(expected)] == list(range(len(expected)))
+            if expected:
+                assert (keys.first(), keys.last()) == (min(expected), max(expected))
 
 
 def test_sorted_keys_split_their_runs() -> None:

@@ -1,5 +1,6 @@
 """Custom models over time: unknown ones are kept and revived, failing ones stand alone, versions fork (FAULTS X1-X3)."""
 
+import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+import echostore
 from echostore.kernel.errors import ModelFailed, Refused, UsageError
 from echostore.kernel.models.ordered_fold import OrderedFold
 from echostore.peer.items import CustomItem
@@ -209,6 +211,22 @@ def test_registering_in_an_open_batch_revives_as_well(pair: tuple[Party, Party])
     assert theirs.get(item.id).value() == 5
 
 
+def test_a_batch_shows_the_time_that_its_message_will_say(tmp_path: Path) -> None:
+    """Operations are kept with their time: one clock reading for each would make the writer's state differ."""
+    ticks = itertools.count(1_000)
+    with (
+        echostore.open(tmp_path / "a", background=False, now_ms=lambda: next(ticks)) as a,
+        open_quiet(tmp_path / "b") as b,
+    ):
+        a.models.register(Counter1)
+        ours = a.create_party("Road trip")
+        theirs = admitted(ours, b)
+        with ours.batch():
+            counted(ours, 1, 2)
+        sync(ours, theirs)
+        assert ours.snapshot().cid == theirs.snapshot().cid
+
+
 # failing models
 
 
@@ -301,7 +319,7 @@ def test_a_fork_that_the_new_version_can_not_take_changes_nothing(peer: Peer, pa
     old = party.create("counter", version=1)
     old.apply(2)
     before = party.snapshot().cid
-    with pytest.raises(Refused, match="can't take over.*TypeError"):
+    with pytest.raises(Refused, match=r"can't take over.*TypeError"):
         old.upgrade(2)
     with pytest.raises(Refused, match="counter@9 is not registered"):
         old.upgrade(9)
@@ -369,8 +387,6 @@ def test_forks_at_the_same_time_leave_one_successor_on_every_peer(pair: tuple[Pa
     for party in pair:
         party.peer.models.register(Counter1)
         party.peer.models.register(Counter3)
-    item = counted(ours, 2)
-    # The newest version is what `create` takes; this story starts with the first.
     item = ours.create("counter", version=1)
     item.apply(2)
     sync(ours, theirs)
@@ -432,7 +448,7 @@ def _random_step(chance: random.Random, parties: dict[int, Party], items: list[A
         item.apply({"by": by} if item.version == 2 else by)
     elif alive:
         item = chance.choice(alive)
-        later = [version for version in range(item.version + 1, number + 1)]
+        later = range(item.version + 1, number + 1)
         if later:
             version = chance.choice(later)
             items.append(item.upgrade(version, CONVERSIONS[item.version, version]).id)

@@ -60,6 +60,24 @@ def test_compiled_filters_equal_the_oracle(condition: Filter, graph: Graph) -> N
         assert compile_filter(condition)(row) is passes(row, condition)
 
 
+@given(st.lists(st.booleans(), min_size=3, max_size=3), st.data())
+def test_normal_filters_hold_where_the_written_ones_do(flags: list[bool], data: st.DataObject) -> None:
+    flag = st.sampled_from([Compare(parse_field(name), Op.EQ, True) for name in "abc"])
+    condition: Filter = data.draw(
+        st.recursive(
+            flag,
+            lambda inner: st.one_of(
+                st.builds(Not, inner),
+                st.builds(And, st.lists(inner, max_size=3).map(tuple)),
+                st.builds(Or, st.lists(inner, max_size=3).map(tuple)),
+            ),
+        )
+    )
+    graph = Graph()
+    row = graph.rows[graph.create(1, **dict(zip("abc", flags, strict=True)))]
+    assert passes(row, normalise(condition)) is passes(row, condition)
+
+
 @given(values, values)
 def test_the_order_of_values_is_the_oracle_s(one: Value, other: Value) -> None:
     keys = order_key(one), order_key(other)

@@ -26,7 +26,7 @@ def sync(*parties: Party) -> None:
     """Copy blocks in all directions until nobody has anything new."""
     for party in parties:
         party.flush()
-    while any([_copy(source, target) for source in parties for target in parties if source is not target]):
+    while any(_copy(source, target) for source in parties for target in parties if source is not target):
         pass
 
 

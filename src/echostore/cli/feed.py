@@ -7,7 +7,7 @@ from cyclopts import App, Parameter
 
 from echostore.cli.moments import parse_duration_s
 from echostore.cli.opening import open_party, party_key, reading
-from echostore.cli.options import FLAG, LISTING_IN_PARTY, ListingInParty, Name, examples
+from echostore.cli.options import LISTING_IN_PARTY, ListingInParty, Name, examples
 from echostore.cli.output import Column, Form, Output, counted, if_interrupted
 from echostore.cli.values import short
 from echostore.kernel.errors import EchoError, NotFound, UsageError
@@ -183,6 +183,3 @@ def find_feed(store: "FeedStore", text: str) -> "FeedKey":
     if len(found) > 1:
         raise UsageError(f"{len(found)} feeds start with {text}", next_step="Give more of the key.")
     return found[0]
-
-
-__all__ = ["FLAG", "app", "find_feed", "verify_party"]

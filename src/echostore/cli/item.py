@@ -65,7 +65,8 @@ def tree(
         if output.form is Form.TEXT:
             output.document({}, draw(records, title=None if root is not None else party.title))
         else:
-            output.table("items", NODES, records, party=party.key.hex())
+            rows = ({name: value for name, value in record.items() if name != "last"} for record in records)
+            output.table("items", NODES, rows, party=party.key.hex())
 
 
 @app.command(help_prologue=examples("echostore item get 69e5962b", "echostore item get @Summer address.city --at 2h"))

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App
 
 from echostore.cli import party_life
-from echostore.cli.opening import home_path, open_party, party_key, reading, writing
+from echostore.cli.opening import home_path, open_party, reading, writing
 from echostore.cli.options import FLAG, IN_PARTY, LISTING, OPTIONS, InParty, Listing, Options, examples
 from echostore.cli.output import Column, Output, counted, size
 from echostore.cli.values import iso_ms, one_line, short
@@ -73,7 +73,7 @@ def create(
     with writing(options, create=True, name=name) as peer:
         party = peer.create_party(title, local=local)
         party.flush()
-        fields = {"party": party.key.hex(), "title": party.title, "local": local}
+        fields: dict[str, Any] = {"party": party.key.hex(), "title": party.title, "local": local}
     if fresh:
         output.note(f"made a home at {home_path(options)}")
     output.document(fields, short(fields["party"]))
@@ -249,6 +249,3 @@ def truth(status: "PartyStatus") -> str:
     if status.failure:
         parts.append(f"the store failed: {status.failure}")
     return "; ".join(parts)
-
-
-__all__ = ["app", "feed_fields", "party_fields", "party_key", "truth"]

@@ -194,7 +194,7 @@ def import_(file: Path, /, *, options: Options = OPTIONS) -> None:
     ):
         party = import_party(peer, file, tell)
         status = party.status
-        fields = {
+        fields: dict[str, Any] = {
             "party": party.key.hex(),
             "title": party.title,
             "blocks": sum(feed.held for feed in status.feeds),

@@ -30,7 +30,10 @@ NODES = (
 def nodes(party: "Party", root: "Item | None", *, depth_max: int | None = None) -> Iterator[dict[str, Any]]:
     """The items below a root, or of the whole party, each after its parent. Deleted ones are left out."""
     first = [root] if root is not None else [item for item in party.roots() if not item.deleted]
-    waiting = [(item, 0, None, False, at == len(first) - 1) for at, item in enumerate(first)][::-1]
+    waiting: list[tuple[Item, int, str | None, bool, bool]] = [
+        (item, 0, None, False, at == len(first) - 1) for at, item in enumerate(first)
+    ]
+    waiting.reverse()
     while waiting:
         item, depth, parent, embedded, last = waiting.pop()
         record = item._record()
@@ -51,8 +54,9 @@ def nodes(party: "Party", root: "Item | None", *, depth_max: int | None = None) 
         home = {child.id for child in item.children()}
         below = [child for child in item.embedded() if not child._record().deleted]
         here = item_id(item)
-        rows = [(child, depth + 1, here, child.id not in home, at == len(below) - 1) for at, child in enumerate(below)]
-        waiting.extend(reversed(rows))
+        for at in range(len(below) - 1, -1, -1):
+            child = below[at]
+            waiting.append((child, depth + 1, here, child.id not in home, at == len(below) - 1))
 
 
 def draw(records: Iterator[dict[str, Any]], *, title: str | None) -> Iterator[str]:

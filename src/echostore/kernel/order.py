@@ -119,6 +119,9 @@ class Waits(NamedTuple):
     seq: int
 
 
+_Place = tuple[FeedId, int]
+"""A feed and a branch of it."""
+
 Fetch = Callable[[FeedCursor, int], Held]
 """Reads the held block `seq` of a cursor's feed and branch."""
 
@@ -136,7 +139,12 @@ class Orderer:
         self.cursors: dict[FeedId, FeedCursor] = {}
         self.branches: dict[FeedId, list[FeedCursor]] = {}
         """Further branches of forked feeds."""
-        self._waiters: dict[FeedId, list[tuple[int, FeedCursor]]] = {}
+        self._waiters: dict[FeedId, dict[int, dict[_Place, FeedCursor]]] = {}
+        """By the feed and the seq they wait for, each cursor once. A wake costs what it wakes, not what waits."""
+        self._reached: dict[_Place, int] = {}
+        """Up to which length the waiters of a cursor were woken, where there are any: others may move a cursor too."""
+        self._ready: deque[FeedCursor] = deque()
+        """Cursors to look at. Outlives a run, so that a caller who stops listening loses nobody."""
 
     def add(self, cursor: FeedCursor) -> None:
         """Follow a feed from where the cursor stands. Blocks that waited for an unknown feed are tried again."""
@@ -145,6 +153,8 @@ class Orderer:
             self.cursors[cursor.id] = cursor
         else:
             self.branches.setdefault(cursor.id, []).append(cursor)
+        for woken in self._waiters.pop(cursor.id, {}).values():
+            self._ready.extend(woken.values())
 
     def waiting(self) -> Iterator[FeedCursor]:
         """Cursors whose next held block lacks a dependency."""
@@ -157,14 +167,13 @@ class Orderer:
 
         The caller may stop iterating between deliveries and run again later with the same feeds.
         """
-        ready: deque[FeedCursor] = deque()
+        ready = self._ready
         for feed in feeds:
-            if feed in self.cursors:
-                ready.append(self.cursors[feed])
-            ready.extend(self.branches.get(feed, ()))
-            ready.extend(self._wake(feed, None))
+            for cursor in self._of(feed):
+                ready.append(cursor)
+                self._wake(cursor)
         while ready:
-            cursor = ready.popleft()
+            cursor = ready[0]
             while cursor.length < cursor.held and cursor.ended is None:
                 seq = cursor.length
                 held = self._fetch(cursor, seq)
@@ -172,18 +181,19 @@ class Orderer:
                 if verdict is None:
                     assert isinstance(held.envelope, Envelope)
                     self._advance(cursor, held.link, held.envelope)
-                    woken = self._wake(cursor.id, cursor.length)
+                    self._wake(cursor)
                     if cursor.branch == 0:
                         yield Delivery(cursor, seq, held.link, held.envelope)
-                    ready.extend(woken)
                 elif isinstance(verdict, Waits):
-                    cursor.waits_for = (verdict.feed, verdict.seq)
-                    self._waiters.setdefault(verdict.feed, []).append((verdict.seq, cursor))
+                    self._wait(cursor, verdict)
                     break
                 else:
                     cursor.ended = verdict
+                    cursor.waits_for = None
                     if cursor.branch == 0:
                         yield Ended(cursor, seq, verdict)
+            if ready and ready[0] is cursor:
+                ready.popleft()
 
     def advance_own(self, cursor: FeedCursor, link: Link, envelope: Envelope) -> None:
         """Count a block that this device just wrote: it depends on nothing but what is processed."""
@@ -250,7 +260,10 @@ class Orderer:
         return None
 
     def _same_branch(self, earlier: Dependency, later: Dependency) -> bool:
-        """Whether one branch of a forked feed contains both."""
+        """Whether one branch of a forked feed contains both. What lies below the cut is not looked at (O8)."""
+        cut = self._base.get(earlier.feed)
+        if cut is not None and earlier.seq < cut.length:
+            return True
         for cursor in self._of(later.feed):
             if later.seq < cursor.length and self._mark(cursor, later.seq).link.startswith(later.link_prefix):
                 return self._mark(cursor, earlier.seq).link.startswith(earlier.link_prefix)
@@ -271,19 +284,26 @@ class Orderer:
             del marks[:MARKS_MAX]
             cursor.marks_start += MARKS_MAX
 
-    def _wake(self, feed: FeedId, length: int | None) -> list[FeedCursor]:
-        """Cursors that waited for `feed` to reach below `length`; None wakes all of them."""
-        waiters = self._waiters.get(feed)
+    def _wait(self, cursor: FeedCursor, missing: Waits) -> None:
+        cursor.waits_for = (missing.feed, missing.seq)
+        waiters = self._waiters.get(missing.feed)
+        if waiters is None:
+            waiters = self._waiters[missing.feed] = {}
+            for target in self._of(missing.feed):
+                self._reached[target.id, target.branch] = target.length
+        waiters.setdefault(missing.seq, {})[cursor.id, cursor.branch] = cursor
+
+    def _wake(self, cursor: FeedCursor) -> None:
+        """Look again at what waited for the blocks that this cursor has passed since the last call."""
+        waiters = self._waiters.get(cursor.id)
         if not waiters:
-            return []
-        woken = [cursor for seq, cursor in waiters if length is None or seq < length]
-        if woken:
-            left = [] if length is None else [waiter for waiter in waiters if waiter[0] >= length]
-            if left:
-                self._waiters[feed] = left
-            else:
-                del self._waiters[feed]
-        return woken
+            return
+        place = (cursor.id, cursor.branch)
+        for seq in range(self._reached[place], cursor.length):
+            self._ready.extend(waiters.pop(seq, {}).values())
+        self._reached[place] = cursor.length
+        if not waiters:
+            del self._waiters[cursor.id]
 
     def _mark(self, cursor: FeedCursor, seq: int) -> Mark:
         index = seq - cursor.marks_start

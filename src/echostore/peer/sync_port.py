@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from echostore.kernel.errors import EchoError
+from echostore.kernel.errors import StorageFailed
 from echostore.kernel.feed import Head
 from echostore.kernel.ids import FeedKey, Link, feed_id
 from echostore.kernel.order import CONTROL
@@ -90,9 +90,10 @@ class PartySyncPort:
             if refused is not None:
                 return refused
             try:
-                runtime.feeds.add_feed(key, "control" if kind == CONTROL else "data")
+                if not runtime.feeds.has_feed(key):
+                    runtime.feeds.add_feed(key, "control" if kind == CONTROL else "data")
                 result = runtime.feeds.ingest(key, start, payloads, head, verify)
-            except EchoError:
+            except StorageFailed:
                 # A full or failing disk: nothing was kept, and the sender is told to try again later.
                 return Rejection(Reason.WAITING)
             if isinstance(result, Ingested):

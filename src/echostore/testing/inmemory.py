@@ -15,7 +15,7 @@ from typing import Protocol, Self
 from echostore.kernel.ids import PartyKey
 from echostore.kernel.sync.endpoint import Endpoint
 from echostore.kernel.sync.events import Effect, Progress, Score
-from echostore.kernel.sync.frames import Frame
+from echostore.kernel.sync.frames import Blocks, Frame, Request
 from echostore.kernel.sync.port import SyncPort
 from echostore.wire.sync import decode_frame, encode_frame
 
@@ -87,8 +87,10 @@ class MemoryLink:
                 self._calls.popleft()()
             elif self._under_way:
                 end, data = self._under_way.popleft()
-                end.receive(decode_frame(data))
-                quiet_since = self.now
+                frame = decode_frame(data)
+                end.receive(frame)
+                if isinstance(frame, (Blocks, Request)):  # tips that the other side won't take are told for ever
+                    quiet_since = self.now
             else:
                 wakes = [wake for end in self._ends if (wake := end.session.wake_at()) is not None]
                 if not wakes or min(wakes) > quiet_since + PATIENCE_S:

@@ -16,11 +16,13 @@ Entries of a layer, keyed by (path, kind, element, other feed):
     removed    another feed's additions of an element up to a stamp, as observed by the remover
     increment  a sum over one base: the write whose number it adds to
 
-Merging replays the entries of all layers in stamp order. A write supersedes lower-stamped ones at and below its path.
-An increment counts while the write it was based on is the one that stands.
+Merging asks first which entries stand: at each path the highest-stamped write, a deletion being one; a write supersedes
+whatever is lower-stamped at and below its path. Those that stand are replayed in stamp order, so that what was
+overwritten leaves no trace, whoever wrote it. An increment counts while the write it was based on stands.
 """
 
 import math
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -133,7 +135,7 @@ class PropertySet:
         for change in operation:
             if isinstance(change, Set):
                 path = change.path
-                if len(layer) > 1:
+                if layer:
                     _drop_at_and_below(layer, path)
                 layer[EntryKey(path, SET, b"", None)] = Entry(stamp, change.value)
             elif isinstance(change, Restore):
@@ -198,9 +200,12 @@ class PropertySet:
         return value
 
     def standing_write(self, path: Path) -> Stamp | None:
-        """The stamp of the write whose value stands at this path, which an increment by this peer is based on."""
-        node = _tree(self._entries_of(path[0])).find(path)
-        return node.stamp if node else None
+        """The stamp of the write or deletion that stands at this path, which an increment by this peer is based on."""
+        writes: dict[Path, Entry] = {}
+        for key, entry in self._entries_of(path[0]):
+            if key.kind == SET and (key.path not in writes or writes[key.path].stamp < entry.stamp):
+                writes[key.path] = entry
+        return _standing(writes, path)
 
     def _entries_of(self, top: str) -> list[tuple[EntryKey, Entry]]:
         return [(key, entry) for layer in self.layers.values() for key, entry in layer.items() if key.path[0] == top]
@@ -262,7 +267,7 @@ def _fold_rare(layer: Layer, change: Change, stamp: Stamp) -> None:
     elif isinstance(change, Increment):
         key = EntryKey(change.path, INCREMENT, b"", change.base)
         known = layer.get(key)
-        layer[key] = Entry(stamp, change.delta if known is None else known.value + change.delta)
+        layer[key] = Entry(stamp, _plus(0 if known is None else known.value, change.delta))
 
 
 def merge(entries: Iterable[tuple[EntryKey, Entry]]) -> dict[str, Value]:
@@ -274,9 +279,14 @@ def merge(entries: Iterable[tuple[EntryKey, Entry]]) -> dict[str, Value]:
 def _tree(entries: Iterable[tuple[EntryKey, Entry]]) -> "_Node":
     removed: dict[tuple[Path, bytes, FeedId], Stamp] = {}
     sums: dict[Path, dict[Stamp | None, list[int | float]]] = {}
-    events: list[tuple[Stamp, EntryKey, Entry]] = []
+    writes: dict[Path, Entry] = {}
+    additions: list[tuple[EntryKey, Entry]] = []
     for key, entry in entries:
-        if key.kind == REMOVED:
+        if key.kind == SET:
+            known = writes.get(key.path)
+            if known is None or known.stamp < entry.stamp:
+                writes[key.path] = entry
+        elif key.kind == REMOVED:
             assert entry.upto is not None
             place = (key.path, key.element, key.other)
             if place not in removed or removed[place] < entry.upto:
@@ -284,69 +294,80 @@ def _tree(entries: Iterable[tuple[EntryKey, Entry]]) -> "_Node":
         elif key.kind == INCREMENT:
             sums.setdefault(key.path, {}).setdefault(key.other, []).append(entry.value)
         else:
-            events.append((entry.stamp, key, entry))
-    events.sort(key=lambda event: (event[0], entry_order(event[1])))
+            additions.append((key, entry))
+    events = [
+        (EntryKey(path, SET, b"", None), entry)
+        for path, entry in writes.items()
+        if not _superseded(writes, path, len(path) - 1, entry.stamp)
+    ]
+    for key, entry in additions:
+        gone = removed.get((key.path, key.element, entry.stamp.feed))
+        if (gone is None or gone < entry.stamp) and not _superseded(writes, key.path, len(key.path), entry.stamp):
+            events.append((key, entry))
+    events.sort(key=lambda event: (event[1].stamp, entry_order(event[0])))
     root = _Node()
-    for stamp, key, entry in events:
+    for key, entry in events:
         if key.kind == SET:
-            root.put(key.path, entry.value, stamp)
+            root.put(key.path, entry.value)
         else:
-            gone = removed.get((key.path, key.element, stamp.feed))
-            if gone is None or gone < stamp:
-                root.add(key.path, key.element, entry.value)
-    for path, by_base in sorted(sums.items()):
-        root.increment(path, by_base)
+            root.add(key.path, key.element, entry.value)
+    for path in sorted(sums):
+        deltas = sums[path].get(_standing(writes, path))
+        if deltas is not None:
+            root.increment(path, deltas)
     return root
 
 
+def _superseded(writes: dict[Path, Entry], path: Path, steps: int, stamp: Stamp) -> bool:
+    """Whether a write at one of the first `steps` places on the way to `path` is later."""
+    for length in range(1, steps + 1):
+        above = writes.get(path[:length])
+        if above is not None and above.stamp > stamp:
+            return True
+    return False
+
+
+def _standing(writes: dict[Path, Entry], path: Path) -> Stamp | None:
+    """The latest write at a path or above it."""
+    stamps = [writes[path[:length]].stamp for length in range(1, len(path) + 1) if path[:length] in writes]
+    return max(stamps, default=None)
+
+
 class _Node:
-    """One place of the merged tree: a value, elements of a set, or children."""
+    """One place of the merged tree: a value, elements of a set, or children. The later one decides which."""
 
-    __slots__ = ("children", "elements", "stamp", "value")
+    __slots__ = ("children", "elements", "value")
 
-    def __init__(self) -> None:
-        self.value: Value = DELETED
-        self.stamp: Stamp | None = None
+    def __init__(self, value: Value = DELETED) -> None:
+        self.value: Value = value
         self.children: dict[str, _Node] | None = None
         self.elements: dict[bytes, Value] | None = None
 
-    def put(self, path: Path, value: Value, stamp: Stamp) -> None:
-        if value is DELETED:
-            node = self.find(path)
-            if node is None:
-                return
-        else:
-            node = self._reach(path)
-        node.value, node.stamp, node.children, node.elements = value, stamp, None, None
+    def put(self, path: Path, value: Value) -> None:
+        node = self.find(path) if value is DELETED else self._reach(path)
+        if node is not None:
+            node.value, node.children, node.elements = value, None, None
 
     def add(self, path: Path, key: bytes, element: Value) -> None:
         node = self._reach(path)
         if node.elements is None:
-            node.elements = {}
+            node.value, node.children, node.elements = DELETED, None, {}
         node.elements[key] = element
 
-    def increment(self, path: Path, by_base: dict[Stamp | None, list[int | float]]) -> None:
-        node = self.find(path)
-        deltas = by_base.get(node.stamp if node else None)
-        if deltas is None:
+    def increment(self, path: Path, deltas: list[int | float]) -> None:
+        """Add to a number, or to nothing. Whatever else stands there or in the way stays as it is."""
+        node = self
+        for step in path:
+            if not node._map_or_nothing:
+                return
+            node = node._child(step)
+        if node.children is not None or node.elements is not None:
             return
-        node = node or self._reach(path)
         known = node.value
         if known is DELETED:
             node.value = _total(deltas)
         elif isinstance(known, (int, float)) and not isinstance(known, bool):
-            node.value = _total([known, *deltas])
-
-    def _reach(self, path: Path) -> "_Node":
-        node = self
-        for step in path:
-            node._open()
-            assert node.children is not None
-            child = node.children.get(step)
-            if child is None:
-                child = node.children[step] = _Node()
-            node = child
-        return node
+            node.value = _total([*deltas, known])
 
     def find(self, path: Path) -> "_Node | None":
         node = self
@@ -362,17 +383,32 @@ class _Node:
             node = child
         return node
 
+    def _reach(self, path: Path) -> "_Node":
+        node = self
+        for step in path:
+            node = node._child(step)
+        return node
+
+    def _child(self, step: str) -> "_Node":
+        """The place below, made if need be."""
+        self._open()
+        assert self.children is not None
+        child = self.children.get(step)
+        if child is None:
+            child = self.children[step] = _Node()
+        return child
+
+    @property
+    def _map_or_nothing(self) -> bool:
+        return self.elements is None and (self.value is DELETED or isinstance(self.value, dict))
+
     def _open(self) -> None:
         """Make the place a map whose keys can be written one by one; whatever else stood here is gone."""
         if self.children is not None:
             return
-        self.children = {}
-        self.elements = None
-        if isinstance(self.value, dict):
-            for key, inner in self.value.items():
-                child = self.children[key] = _Node()
-                child.value, child.stamp = inner, self.stamp
-        self.value = DELETED
+        inner = self.value if isinstance(self.value, dict) else {}
+        self.children = {key: _Node(value) for key, value in inner.items()}
+        self.value, self.elements = DELETED, None
 
     def plain(self) -> Value:
         if self.elements is not None:
@@ -383,11 +419,25 @@ class _Node:
         return self.value
 
 
+def _plus(known: int | float, delta: int | float) -> int | float:
+    """A layer's sum so far: always one that the wire can carry and read back as it was."""
+    total = known + delta
+    if isinstance(total, int):
+        return _wrapped(total)
+    if not math.isfinite(total):
+        total = math.copysign(sys.float_info.max, total)
+    return total or 0
+
+
 def _total(numbers: list[int | float]) -> int | float:
     """The sum, the same in whatever order the layers come: floats exactly rounded, integers wrapped at 64 bits."""
     if any(isinstance(number, float) for number in numbers):
         try:
-            return math.fsum(numbers)
+            return math.fsum(sorted(numbers))
         except (OverflowError, ValueError):  # infinities of both signs, or beyond the range of a double
             return math.nan
-    return (sum(numbers) + (1 << 63)) % (1 << 64) - (1 << 63)
+    return _wrapped(int(sum(numbers)))
+
+
+def _wrapped(number: int) -> int:
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)

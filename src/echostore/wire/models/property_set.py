@@ -45,9 +45,10 @@ def encode_operation(operation: Operation) -> pb.PropertySetOperation:
 
 
 def decode_operation(message: pb.PropertySetOperation, stamp: Stamp) -> Operation:
-    """The operation at `stamp`; a restore may only name the writer's own, earlier entries."""
+    """The operation at `stamp`. It names other operations only as its writer can have seen them: a removal or an
+    increment those of its past, a restore the writer's own, earlier entries."""
     try:
-        changes: list[Change | Restore] = [_decode_change(change) for change in message.changes]
+        changes: list[Change | Restore] = [_decode_change(change, stamp) for change in message.changes]
         changes.extend(_decode_restore(restore, stamp) for restore in message.restores)
     except MalformedValue as error:
         raise OperationRefused(Reason.MALFORMED, str(error)) from None
@@ -99,7 +100,7 @@ def _encode_change(change: Change) -> pb.PropertyChange:
     return pb.PropertyChange(path=change.path, increment=_encode_increment(change.delta, change.base))
 
 
-def _decode_change(message: pb.PropertyChange) -> Change:
+def _decode_change(message: pb.PropertyChange, stamp: Stamp) -> Change:
     path = _path(message.path)
     kind = message.WhichOneof("kind")
     if kind == "set":
@@ -116,12 +117,13 @@ def _decode_change(message: pb.PropertyChange) -> Change:
         if len({len(column) for column in columns}) != 1:
             raise MalformedValue("unequal columns")
         observed = tuple(
-            _stamp(depth, _feed(feed), seq, position) for feed, depth, seq, position in zip(*columns, strict=True)
+            _seen(_stamp(depth, _feed(feed), seq, position), stamp)
+            for feed, depth, seq, position in zip(*columns, strict=True)
         )
         return Remove(path, element, value_bytes(element), observed)
     if kind == "increment":
         delta, base = _decode_increment(message.increment)
-        return Increment(path, delta, base)
+        return Increment(path, delta, base and _seen(base, stamp))
     raise MalformedValue("a change without a kind")
 
 
@@ -146,6 +148,10 @@ def _decode_restore(message: pb.PropertyRestore, stamp: Stamp) -> Restore:
         raise MalformedValue("restores an entry that is not the writer's own past")
     if entry.stamp.depth > stamp.depth - (stamp.seq - entry.stamp.seq):
         raise MalformedValue("restores an entry from a depth its writer had not reached")
+    if entry.upto is not None:
+        _seen(entry.upto, stamp)
+    if key.kind == INCREMENT and key.other is not None:
+        _seen(key.other, stamp)
     return Restore(key, entry)
 
 
@@ -222,6 +228,14 @@ def _stamp(depth: int, feed: FeedId, seq: int, position: int) -> Stamp:
     if depth > DEPTH_MAX or seq > SEQ_MAX or position > 0xFFFF:
         raise MalformedValue("a stamp out of range")
     return Stamp(depth, feed, seq, position)
+
+
+def _seen(named: Stamp, stamp: Stamp) -> Stamp:
+    """An operation that the one at `stamp` builds on: less deep, or of the same message. A removal of what is still to
+    come would ban an element for ever."""
+    if named.depth >= stamp.depth and (named[:3] != stamp[:3] or named.position > stamp.position):
+        raise MalformedValue("names an operation that its writer can't have seen")
+    return named
 
 
 def _feed(feed: bytes) -> FeedId:

@@ -1,0 +1,127 @@
+"""Forks: never by accident (FAULTS D3, S8), and agreed on when somebody makes one (D2, B3)."""
+
+import itertools
+import shutil
+from pathlib import Path
+
+import pytest
+
+import echostore
+from echostore.peer.party import Party
+from echostore.peer.peer import Peer
+from echostore.store import instance
+from echostore.testing.inmemory import link
+
+
+@pytest.fixture(autouse=True)
+def state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ECHOSTORE_STATE", str(tmp_path / "state"))
+
+
+def open_at(path: Path, name: str) -> Peer:
+    return echostore.open(path, name=name, background=False)
+
+
+def join(founder: Party, peer: Peer, role: str = "editor") -> Party:
+    return peer.enter(founder.members.admit(peer.request_join(founder.key), role=role))
+
+
+def meet(one: Peer, other: Peer, party: Party) -> None:
+    for peer in (one, other):
+        peer.party(party.key).flush()
+    joined = link(one, other, party.key)
+    joined.pump()
+    joined.cut()
+
+
+def test_a_copied_home_writes_to_new_feeds_and_nobody_forks(tmp_path: Path) -> None:
+    ann, bob = open_at(tmp_path / "ann", "ann"), open_at(tmp_path / "bob", "bob")
+    party = ann.create_party("Trip")
+    item = party.create("property-set", type="note", n=0)
+    joined = join(party, bob)
+    meet(ann, bob, party)
+    bob.close()
+    shutil.copytree(tmp_path / "bob", tmp_path / "clone")
+    bob, clone = open_at(tmp_path / "bob", "bob"), open_at(tmp_path / "clone", "bob")
+    first, second = bob.party(party.key), clone.party(party.key)
+    assert second.runtime.data.cursor.key != first.runtime.data.cursor.key, "the copy got a feed of its own"
+    first.get(item.id)["n"] = 1
+    second.get(item.id)["m"] = 2
+    for one, other in itertools.combinations((ann, bob, clone), 2):
+        meet(one, other, party)
+    meet(ann, bob, party)
+    assert {peer.party(party.key).snapshot().cid for peer in (ann, bob, clone)} == {party.snapshot().cid}
+    assert (item["n"], item["m"]) == (1, 2)
+    assert party.runtime.feeds.forks() == []
+    assert joined.key == party.key
+    for peer in (ann, bob, clone):
+        peer.close()
+
+
+def test_a_restored_backup_writes_to_new_feeds(tmp_path: Path) -> None:
+    with open_at(tmp_path / "ann", "ann") as ann:
+        party = ann.create_party("Trip")
+        item = party.create("property-set", n=0)
+        old_feed = party.runtime.data.cursor.key
+    shutil.copytree(tmp_path / "ann", tmp_path / "backup")
+    with open_at(tmp_path / "ann", "ann") as ann:
+        ann.party(party.key).get(item.id)["n"] = 1
+    shutil.rmtree(tmp_path / "ann")
+    shutil.copytree(tmp_path / "backup", tmp_path / "ann")
+    with open_at(tmp_path / "ann", "ann") as ann:
+        restored = ann.party(party.key)
+        assert restored.runtime.data.cursor.key != old_feed
+        restored.get(item.id)["n"] = 2
+        assert restored.get(item.id)["n"] == 2
+        assert restored.rejected() == []
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_a_forked_feed_leaves_the_state_of_every_peer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: tuple[int, ...]
+) -> None:
+    ann, bob, cat = (open_at(tmp_path / name, name) for name in ("ann", "bob", "cat"))
+    party = ann.create_party("Trip")
+    item = party.create("property-set", n=0)
+    text = party.create("text")
+    for peer in (bob, cat):
+        join(party, peer)
+        meet(ann, peer, party)
+    meet(ann, bob, party)
+    meet(ann, cat, party)
+    bob.party(party.key).get(item.id)["before"] = "kept"
+    meet(ann, bob, party)
+    meet(ann, cat, party)
+    bob.close()
+    shutil.copytree(tmp_path / "bob", tmp_path / "evil")
+    # A device that means it: it claims to be the same instance and goes on with the same feed.
+    monkeypatch.setattr(instance.InstanceCheck, "may_continue_feeds", property(lambda check: True))
+    bob, evil = open_at(tmp_path / "bob", "bob"), open_at(tmp_path / "evil", "bob")
+    bob.party(party.key).get(item.id)["n"] = "left"
+    bob.party(party.key).get(text.id).insert(0, "left ")
+    evil.party(party.key).get(item.id)["n"] = "right"
+    evil.party(party.key).get(text.id).insert(0, "right ")
+    meet(ann, bob, party)
+    meet(cat, evil, party)
+    cat.party(party.key).get(item.id)["seen"] = cat.party(party.key).get(item.id)["n"]
+    party.get(item.id)["also"] = item["n"]
+    honest = [ann, cat]
+    pairs = [(ann, cat), (ann, bob), (cat, evil)]
+    for index in order:
+        meet(*pairs[index], party)
+    for _ in range(3):
+        meet(ann, cat, party)
+    cids = {peer.party(party.key).snapshot().cid for peer in honest}
+    assert len(cids) == 1, "honest peers agree"
+    assert ann.party(party.key).timeframe == cat.party(party.key).timeframe
+    assert item["n"] == 0, "neither branch counts"
+    assert item["before"] == "kept", "what came before the fork stays"
+    assert "left" not in str(text)
+    assert "right" not in str(text)
+    assert (item["also"], item["seen"]) == ("left", "right"), "others' work stays, though it depends on the branches"
+    for peer in honest:
+        reasons = {reject.reason for reject in peer.party(party.key).rejected()}
+        assert "fork" in reasons
+        assert len(peer.party(party.key).runtime.processor.membership.machine.forks) == 1
+    for peer in (ann, bob, cat, evil):
+        peer.close()
