@@ -9,12 +9,11 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from reference.orderer import Block, Feed
-
 from echostore.kernel.ids import LINK_PREFIX_BYTES, NO_LINK, FeedId, FeedKey, Link
 from echostore.kernel.order import CONTROL, DATA, Cut, Delivery, Ended, Envelope, FeedCursor, Held, Mark, Orderer
 from echostore.kernel.reasons import Reason
 from echostore.kernel.timeframe import Dependency
+from reference.orderer import Block, Feed
 
 Fault = Callable[[Block], Block]
 

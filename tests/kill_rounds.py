@@ -14,8 +14,6 @@ import sys
 import time
 from pathlib import Path
 
-import echostore.peer.peer
-import echostore.peer.query
 from echostore.peer.peer import open_peer
 
 WRITES_MAX = 100_000

@@ -11,7 +11,7 @@ import pytest
 import echostore
 from echostore.kernel.errors import ModelFailed, Refused, UsageError
 from echostore.kernel.models.ordered_fold import OrderedFold
-from echostore.peer.items import CustomItem
+from echostore.peer.item_kinds import CustomItem
 from echostore.peer.model_fork import FORKED_TO, successor
 from echostore.peer.party import Party
 from echostore.peer.peer import Peer

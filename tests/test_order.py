@@ -3,17 +3,17 @@
 import random
 
 import pytest
-from dag_story import CountingOrderer, History, Mind, Peer, feed_key, name, random_history
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import orderer as oracle
 
+from dag_story import CountingOrderer, History, Mind, Peer, feed_key, name, random_history
 from echostore.kernel import order
 from echostore.kernel.ids import LINK_PREFIX_BYTES, FeedId, Link, Stamp
 from echostore.kernel.limits import DEPTH_MAX
 from echostore.kernel.order import CONTROL, DATA, Cut, Envelope, FeedCursor
 from echostore.kernel.reasons import Reason
 from echostore.kernel.timeframe import Dependency
+from reference import orderer as oracle
 
 SEEDS = st.integers(0, 2**32)
 UNKNOWN = FeedId(b"\xffnobody\xff")

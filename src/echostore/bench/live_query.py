@@ -34,7 +34,7 @@ def _median_seconds(home: Path, items: int) -> float:
                 ]
         party.flush()
         party.runtime.checkpoint()
-        told = []
+        told: list[object] = []
         watching = party.query(type="task").where(done=False).order_by("n").subscribe(told.append)
         told.clear()
         seconds = []

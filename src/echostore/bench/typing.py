@@ -41,7 +41,7 @@ def load_edits(name: str) -> tuple[list[tuple[int, int, str]], str]:
 def measure(folder: Path, narrate: Callable[[str], None]) -> list[Measure]:
     edits, final = load_edits("automerge-paper")
     narrate(f"text: {len(edits):,} edits of a real paper")
-    document = loro.LoroDoc()
+    document = loro.LoroDoc()  # type: ignore[no-untyped-call]  # loro has no types for its constructor
     text = document.get_text("text")
     started = time.process_time()
     for position, deleted, inserted in edits:

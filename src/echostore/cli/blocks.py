@@ -36,21 +36,21 @@ class Tail:
 
     def last(self, party: "Party", count: int) -> list[dict[str, Any]]:
         """The last blocks, and put the reader behind them."""
-        for feed in self._feeds(party):
-            self._next[feed.key] = max(feed.base, feed.length - count)
-        return list(self.new(party))[-count:] if count else self._skip(party)
+        feeds = self._feeds(party)
+        self._next = {feed.key: max(feed.base, feed.length - count) for feed in feeds}
+        found = list(self._take(party, feeds))
+        return found[-count:] if count else []
 
     def new(self, party: "Party") -> Iterator[dict[str, Any]]:
         """The blocks that came since."""
-        feeds = self._feeds(party)
+        return self._take(party, self._feeds(party))
+
+    def _take(self, party: "Party", feeds: "list[HeldFeed]") -> Iterator[dict[str, Any]]:
+        # Up to the lengths as they were at one look: what a writer adds meanwhile is left for the next.
         sources = [self._read(party, feed) for feed in feeds]
         for _, _, _, record in heapq.merge(*sources, key=lambda entry: entry[:3]):
             yield record
-        self._skip(party)
-
-    def _skip(self, party: "Party") -> list[dict[str, Any]]:
-        self._next |= {feed.key: feed.length for feed in self._feeds(party)}
-        return []
+        self._next |= {feed.key: feed.length for feed in feeds}
 
     def _feeds(self, party: "Party") -> "list[HeldFeed]":
         return [feed for feed in party.runtime.feeds.feeds() if self._only in (None, feed.key)]

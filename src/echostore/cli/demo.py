@@ -1,36 +1,46 @@
 """`echostore demo`: see peers write, part, meet again and agree."""
 
-import importlib
-import importlib.util
-import tempfile
+import os
+import sys
 from pathlib import Path
-from typing import Any
 
 from cyclopts import App
 
-from echostore.cli.options import OPTIONS, Options, examples
+from echostore.cli.options import HOME_VARIABLE, OPTIONS, Options, examples
 from echostore.cli.output import Output, if_interrupted
-from echostore.kernel.errors import NotFound
 
 app = App(name="demo", help_prologue=examples("echostore demo", "echostore demo --home ./demo-data"))
 
 
 @app.default
-def demo(*, options: Options = OPTIONS) -> int:
+def demo(*, options: Options = OPTIONS) -> None:
     """See peers write, part, meet again and agree.
 
-    Without --home the data is made in a temporary folder and removed again; with it, it stays there to look at.
+    The data stays in a folder of its own to look at: --home, or one in the user's cache. ECHOSTORE_HOME is not used,
+    so that the demonstration never meets real data.
     """
+    from echostore.demo import run
+
     output = Output.of(options)
-    if importlib.util.find_spec("echostore.demo") is None:
-        raise NotFound("the demonstration is not part of this installation")
-    run: Any = importlib.import_module("echostore.demo").run
-    with if_interrupted("The demonstration ended; nothing of yours was changed."):
-        if options.home is not None:
-            result = run(options.home, output.note)
+    folder = _folder(options)
+
+    def say(line: str) -> None:
+        # The story is the result for a person, and narration for a program.
+        if output.machine:
+            output.note(line)
         else:
-            with tempfile.TemporaryDirectory(prefix="echostore-demo-") as folder:
-                result = run(Path(folder), output.note)
-    if isinstance(result, dict):
-        output.document(result, [f"{name}  {value}" for name, value in result.items()])
-    return 0
+            output.document({}, line)
+            sys.stdout.flush()
+
+    with if_interrupted(f"What the demonstration made is in {folder}; nothing else was changed."):
+        cids = run(folder, say)
+    if output.machine:
+        output.document({"home": str(folder), "agreed": len(set(cids.values())) == 1, "peers": cids})
+
+
+def _folder(options: Options) -> Path:
+    if options.home is not None and str(options.home) != os.environ.get(HOME_VARIABLE):
+        return options.home
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("echostore")) / "demo"

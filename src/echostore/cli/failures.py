@@ -46,7 +46,9 @@ class Failure:
             sys.stderr.write(json.dumps(document, separators=(",", ":")) + "\n")
         else:
             sentences = " ".join(_sentence(part) for part in (self.what, self.unchanged, self.next_step) if part)
-            sys.stderr.write(f"{coloured(f'error[{self.code}]:', '1;31')} {harmless(sentences)}\n")
+            # ^C is what the person wanted: no alarm.
+            alarm = "" if self.code == INTERRUPTED else coloured(f"error[{self.code}]:", "1;31") + " "
+            sys.stderr.write(f"{alarm}{harmless(sentences)}\n")
         return self.exit_status
 
 

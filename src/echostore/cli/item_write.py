@@ -235,7 +235,7 @@ def move(item: Name, parent: str, /, *, options: InParty = IN_PARTY) -> None:
 
 def _fill(output: Output, item: "Item", content: tuple[str, ...]) -> None:
     """Put what was typed into an item, in the way of its model."""
-    from echostore.peer.items import ArrayItem, LogItem, PropertySetItem, TextItem
+    from echostore.peer.item_kinds import ArrayItem, LogItem, PropertySetItem, TextItem
 
     if isinstance(item, PropertySetItem):
         _set_properties(output, item, content, ())
@@ -252,7 +252,7 @@ def _fill(output: Output, item: "Item", content: tuple[str, ...]) -> None:
 
 
 def _set_properties(output: Output, item: "Item", values: tuple[str, ...], unset: tuple[str, ...]) -> None:
-    from echostore.peer.items import PropertySetItem
+    from echostore.peer.item_kinds import PropertySetItem
 
     if not isinstance(item, PropertySetItem):
         raise UsageError(f"a {item.model} has no properties", next_step="Use `echostore item append`.")

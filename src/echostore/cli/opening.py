@@ -157,7 +157,7 @@ def item_id(item: "Item") -> str:
 
 def names_of(item: "Item") -> set[str]:
     """What a person may call an item."""
-    from echostore.peer.items import PropertySetItem
+    from echostore.peer.item_kinds import PropertySetItem
 
     names = {item.name}
     if isinstance(item, PropertySetItem):

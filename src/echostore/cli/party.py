@@ -127,7 +127,7 @@ def show(
         f"title      {one_line(fields['title'])}",
         f"truth      {fields['truth']}",
     ]
-    lines += [f"{name:<10} {fields[name]}" for name in ("items", "members", "role") if name in fields]
+    lines += [f"{name:<10} {fields[name]}" for name in ("items", "members")]
     lines += [f"snapshot   {fields['snapshot']}"] if snapshot else []
     for feed in fields["feeds"]:
         counts = f"{feed['held']} held, {feed['processed']} processed, {feed['known']} known"

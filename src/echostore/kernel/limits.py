@@ -19,8 +19,8 @@ OPERATIONS_MAX = 65_536
 DEPENDENCIES_MAX = 65_536
 """Entries in one message's timeframe change: a party with more live feeds needs more than one message to name them."""
 
-VALUE_DEPTH_MAX = 64
-"""Nesting of lists and maps in a value: deep enough for documents, shallow enough for recursion anywhere."""
+VALUE_DEPTH_MAX = 32
+"""Nesting of lists and maps in a value. Each level takes two of protobuf's hundred, and the value sits a few deep."""
 
 KEY_CHARACTERS_MAX = 1024
 """One step of a property path."""

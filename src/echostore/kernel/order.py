@@ -197,7 +197,8 @@ class Orderer:
 
     def advance_own(self, cursor: FeedCursor, link: Link, envelope: Envelope) -> None:
         """Count a block that this device just wrote: it depends on nothing but what is processed."""
-        assert cursor.waits_for is None and cursor.ended is None, cursor
+        assert cursor.waits_for is None, cursor
+        assert cursor.ended is None, cursor
         self._advance(cursor, link, envelope)
 
     def mark(self, feed: FeedId, seq: int) -> Mark:

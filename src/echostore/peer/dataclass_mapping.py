@@ -24,7 +24,8 @@ from echostore.kernel.errors import SchemaViolation, UsageError
 from echostore.kernel.ids import item_text
 from echostore.kernel.models.property_set import PropertySet
 from echostore.kernel.values import BlobRef, Reference, Value
-from echostore.peer.items import Item, PropertySetItem
+from echostore.peer.item_kinds import PropertySetItem
+from echostore.peer.items import Item
 from echostore.peer.schema_types import FieldType, SchemaField, python_field_type
 
 if TYPE_CHECKING:

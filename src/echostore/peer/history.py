@@ -23,7 +23,8 @@ from echostore.peer.runtime import PartyRuntime
 from echostore.wire.messages import decode_envelope
 
 if TYPE_CHECKING:
-    from echostore.peer.items import Item, PropertySetItem
+    from echostore.peer.item_kinds import PropertySetItem
+    from echostore.peer.items import Item
     from echostore.peer.party import Party
 
 

@@ -1,5 +1,6 @@
 """What queries get of a party: its rows, its handles, and word of each applied batch."""
 
+import logging
 from collections.abc import Callable, Set
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
@@ -11,6 +12,8 @@ from echostore.peer.items import Item
 if TYPE_CHECKING:
     from echostore.peer.party import Party
     from echostore.peer.processor import Delivered
+
+_log = logging.getLogger("echostore")
 
 
 class LiveHub:
@@ -50,5 +53,8 @@ class LiveHub:
         if self._listeners:
             spread = self._party.runtime.source.spread(changed)
             for listener in list(self._listeners):
-                listener(spread)
+                try:
+                    listener(spread)
+                except Exception:  # noqa: BLE001  # the batch is applied whatever a subscriber does; the others must hear of it
+                    _log.exception("a subscriber of a live query raised")
         self._party.notify()

@@ -21,7 +21,8 @@ from echostore.kernel.items.record import DELETED_KEY
 from echostore.kernel.models.ordered_fold import OrderedFold
 from echostore.kernel.models.property_set import Change, Set
 from echostore.kernel.values import Value
-from echostore.peer.items import CustomItem, Item
+from echostore.peer.item_kinds import CustomItem
+from echostore.peer.items import Item
 from echostore.wire.values import value_from_bytes
 
 if TYPE_CHECKING:

@@ -23,7 +23,8 @@ from echostore.kernel.party.credentials import ForkEvidence
 from echostore.kernel.timeframe import Timeframe
 from echostore.kernel.values import Reference, Value, check_value, parse_locator
 from echostore.peer.anchors import Anchor
-from echostore.peer.items import HANDLES, CustomItem, Item, PropertySetItem
+from echostore.peer.item_kinds import HANDLES, CustomItem, PropertySetItem
+from echostore.peer.items import Item
 from echostore.peer.live import LiveHub
 from echostore.peer.published_models import PublishedModel, publish_model, published_models
 from echostore.peer.query import Query, query_over
@@ -515,9 +516,9 @@ class Party:
         return Reference(item.id, None if item.party.key == self.key else item.party.key)
 
     def _plain(self, value: Value) -> Value:
-        from echostore.peer.items import _references
+        from echostore.peer.items import plain_references
 
-        return _references(self, value)
+        return plain_references(self, value)
 
     def feed_of(self, feed: FeedId) -> FeedKey:
         return self.runtime.processor.feed_key(feed)

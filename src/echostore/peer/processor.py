@@ -28,6 +28,7 @@ from echostore.kernel.timeframe import Dependency, Position, Timeframe, link_pre
 from echostore.peer.checkpoints import load_cursors, load_moves, load_record
 from echostore.peer.membership import Membership
 from echostore.peer.reading import BlockReader
+from echostore.peer.refolding import refold, refold_moved
 from echostore.store.feed_store import FeedStore
 from echostore.store.item_store import ItemStore
 from echostore.wire.messages import decode_envelope, decode_operations
@@ -370,14 +371,14 @@ class PartyProcessor:
         feed = cursor.id
         self.counters.delivered += 1
         self.advanced.add(feed)
-        writer = self._writer(feed, seq)
+        writer = self.writer(feed, seq)
         if writer is not None:
             self.apply_message(feed, seq, link, envelope, writer)
             return
         self.counters.excluded += 1
-        self._exclude(feed, seq)
+        self.exclude(feed, seq)
         # Indexed all the same: should the admission change its mind, these are the items to fold again.
-        self._touch(feed, seq, self._operations(feed, seq, envelope.body))
+        self._touch(feed, seq, self.operations(feed, seq, envelope.body))
 
     def apply_message(
         self,
@@ -427,7 +428,7 @@ class PartyProcessor:
         else:
             self.touches.extend((item, feed, seq) for item in {operation.item for operation in operations})
 
-    def _writer(self, feed: FeedId, seq: int) -> WriterRole | None:
+    def writer(self, feed: FeedId, seq: int) -> WriterRole | None:
         """Who acts at this place and as what; None when its blocks don't count there."""
         record = self.admission.by_id.get(feed)
         if record is None:
@@ -439,7 +440,7 @@ class PartyProcessor:
                 return WriterRole(record.identity, interval.role.label)
         return None
 
-    def _exclude(self, feed: FeedId, seq: int) -> None:
+    def exclude(self, feed: FeedId, seq: int) -> None:
         reason = self.admission.why_excluded(feed, seq) or Reason.UNADMITTED
         self.new_rejects.append(Reject(feed, seq, -1, reason, ""))
 
@@ -477,94 +478,24 @@ class PartyProcessor:
         """Compare what counted with what counts now; refold the items of blocks whose standing changed."""
         before = self._admission
         self._admission = None
-        after = self.admission
-        if before is None or before.digest == after.digest:
-            return
-        self._admission_changed = True
-        items: set[ItemId] = set()
-        for feed, cursor in self.orderer.cursors.items():
-            if cursor.kind != DATA or not cursor.length:
-                continue
-            old, new = before.by_id.get(feed), after.by_id.get(feed)
-            if old is not None and new is not None and old.intervals == new.intervals:
-                continue
-            for start, end in _differences(
-                _allowed(old.intervals if old else ()), _allowed(new.intervals if new else ()), cursor.length
-            ):
-                items.update(self._items_of(cursor, start, end))
-                self._restate(feed, start, end)
-        if items:
-            self.state.settle()
-            self.refold(items)
-            self.counters.refolds += 1
-
-    def _restate(self, feed: FeedId, start: int, end: int) -> None:
-        """Renew the rejects of blocks whose standing changed."""
-        self.new_rejects = [
-            reject for reject in self.new_rejects if not (reject.feed == feed and start <= reject.seq < end)
-        ]
-        if self.items is not None and self.items.database.writable:
-            self.items.drop_rejects(feed, range(start, end))
-        for seq in range(start, end):
-            if self._writer(feed, seq) is None:
-                self._exclude(feed, seq)
-
-    def _items_of(self, cursor: FeedCursor, start: int, end: int) -> set[ItemId]:
-        """The items that a range of blocks writes."""
-        return {operation.item for seq in range(start, end) for operation in self._operations_at(cursor.id, seq)}
+        if before is not None and before.digest != self.admission.digest:
+            self._admission_changed = True
+            refold_moved(self, before, self.admission)
 
     def refold(self, items: Iterable[ItemId]) -> None:
-        """Fold items again from all allowed operations on them. Where an item came to exist or ceased to, what was
-        created below it or moved into it follows."""
-        self.before_refold()
-        todo = set(items)
-        while todo:
-            existed = {item: self.state.record(item) is not None for item in todo}
-            self._fold_again(frozenset(todo))
-            self.counters.refolded_items += len(todo)
-            flipped = {item for item in todo if existed[item] != (self.state.record(item) is not None)}
-            todo = self._dependents(flipped) if flipped else set()
+        """Fold items again from all allowed operations on them, with what depends on their existence."""
+        refold(self, items)
 
-    def _fold_again(self, items: frozenset[ItemId]) -> None:
-        places = self.places(items)
-        self.state.forget(items)
-        again = set(places)
+    def forget_rejects(self, places: Iterable[tuple[FeedId, int, int]]) -> None:
+        """Rejects that no longer hold, or are about to be found again."""
+        gone = set(places)
+        if not gone:
+            return
         self.new_rejects = [
-            reject for reject in self.new_rejects if reject.position < 0 or (reject.feed, reject.seq) not in again
+            reject for reject in self.new_rejects if (reject.feed, reject.seq, reject.position) not in gone
         ]
-        messages = []
-        for feed, seq in places:
-            writer = self._writer(feed, seq)
-            if writer is not None:
-                cursor = self.orderer.cursors[feed]
-                envelope = decode_envelope(self.feeds.block(cursor.key, seq).payload, cursor.kind)
-                assert isinstance(envelope, Envelope), (feed.hex(), seq, envelope)
-                messages.append((envelope.depth, feed, seq, envelope.body, writer))
-        for depth, feed, seq, body, writer in sorted(messages, key=lambda message: message[:3]):
-            operations = self._operations(feed, seq, body)
-            self.state.apply(
-                depth=depth,
-                feed=feed,
-                seq=seq,
-                time_ms=body.time_ms,
-                operations=operations,
-                writer=writer,
-                only=items,
-            )
-        self.state.settle()
-        self.state.refold -= items
-
-    def _dependents(self, parents: set[ItemId]) -> set[ItemId]:
-        """Items whose genesis or moves name one of these as a parent, whether they came to exist or not."""
-        found = {record.item for record in self.state.records.values() if record.genesis.parent in parents}
-        found |= {move.item for move in self.state.tree.moves if move.parent in parents}
-        if self.items is not None:
-            for parent in parents:
-                found.update(self.items.created_below(parent))
-        for reject in self.rejects():
-            if reject.reason == Reason.NO_PARENT:
-                found.add(self._operations_at(FeedId(reject.feed), reject.seq)[reject.position].item)
-        return found
+        if self.items is not None and self.items.database.writable:
+            self.items.drop_rejects(gone)
 
     def rejects(self) -> list[Reject]:
         """All that did not enter the state, with the reasons."""
@@ -591,10 +522,10 @@ class PartyProcessor:
 
     def delivered(self, feed: FeedId, seq: int, link: Link, envelope: Envelope) -> Delivered | None:
         """A processed message as streams show it; None when it is excluded or malformed."""
-        writer = self._writer(feed, seq)
+        writer = self.writer(feed, seq)
         if writer is None:
             return None
-        operations = tuple(self._operations(feed, seq, envelope.body))
+        operations = tuple(self.operations(feed, seq, envelope.body))
         if not operations:
             return None
         return Delivered(feed, seq, link, envelope.depth, envelope.body.time_ms, operations, writer)
@@ -607,42 +538,15 @@ class PartyProcessor:
             return self.child_system_item
         return created_item_id(feed_id(genesis.data_feed), 0, 0) if genesis else None
 
-    def _operations_at(self, feed: FeedId, seq: int) -> list[ItemOperation]:
+    def operations_at(self, feed: FeedId, seq: int) -> list[ItemOperation]:
         cursor = self.orderer.cursors[feed]
         envelope = decode_envelope(self.feeds.block(cursor.key, seq).payload, cursor.kind)
         if isinstance(envelope, Reason):
             raise Corrupt(f"Block {seq} of feed {cursor.key.hex()} was processed and is now {envelope}.")
-        return self._operations(feed, seq, envelope.body)
+        return self.operations(feed, seq, envelope.body)
 
-    def _operations(self, feed: FeedId, seq: int, body: object) -> list[ItemOperation]:
+    def operations(self, feed: FeedId, seq: int, body: object) -> list[ItemOperation]:
         try:
             return decode_operations(body, party=self.party, feed=feed, seq=seq)  # type: ignore[arg-type]  # a Message
         except OperationRefused:
             return []
-
-
-def _allowed(intervals: Iterable[object]) -> list[tuple[int, int | None]]:
-    return [
-        (interval.start, interval.end)  # type: ignore[attr-defined]  # Interval of the admission
-        for interval in intervals
-        if interval.role not in READER_ROLES  # type: ignore[attr-defined]  # as above
-    ]
-
-
-def _differences(
-    old: list[tuple[int, int | None]], new: list[tuple[int, int | None]], length: int
-) -> list[tuple[int, int]]:
-    """Ranges below `length` that one list covers and the other does not."""
-    edges = sorted(
-        {0, length}
-        | {min(edge, length) for ranges in (old, new) for pair in ranges for edge in pair if edge is not None}
-    )
-    found = []
-    for start, end in zip(edges, edges[1:], strict=False):
-        if start < end and _covers(old, start) != _covers(new, start):
-            found.append((start, end))
-    return found
-
-
-def _covers(ranges: list[tuple[int, int | None]], seq: int) -> bool:
-    return any(start <= seq and (end is None or seq < end) for start, end in ranges)

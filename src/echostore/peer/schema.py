@@ -22,7 +22,8 @@ from echostore.kernel.items.record import ItemRecord
 from echostore.kernel.models.property_set import DELETED, Change, PropertySet, Set
 from echostore.kernel.query.source import Deleted
 from echostore.kernel.values import Reference, Value, check_value
-from echostore.peer.items import Item, PropertySetItem
+from echostore.peer.item_kinds import PropertySetItem
+from echostore.peer.items import Item
 from echostore.peer.schema_types import (
     SCHEMA_TYPE,
     FieldType,

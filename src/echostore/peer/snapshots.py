@@ -32,6 +32,8 @@ class Snapshot:
     runtime: "PartyRuntime"
     new_blobs: int
     new_bytes: int
+    unsaved: dict[Cid, bytes]
+    """The blobs themselves, where there is no store to keep them: of the past and of a read-only party."""
 
     @property
     def item_count(self) -> int:
@@ -42,6 +44,9 @@ class Snapshot:
         return TreeReader(self.root.index_root, self.blob)
 
     def blob(self, cid: Cid) -> bytes:
+        found = self.unsaved.get(cid)
+        if found is not None:
+            return found
         blobs = self.runtime.blobs
         if blobs is None:
             raise Refused("a snapshot of the past or of a read-only party is not saved; take one of the live party")
@@ -87,7 +92,7 @@ def _finish(runtime: "PartyRuntime", top: TreeTop, blobs: dict[Cid, bytes], *, s
         missing = set(runtime.blobs.missing(blobs))
         size = sum(len(blobs[blob]) for blob in missing)
         new = runtime.blobs.put_many({blob: blobs[blob] for blob in blobs if blob in missing})
-    return Snapshot(cid_text(cid), read_state_root(data), data, timeframe, runtime, new, size)
+    return Snapshot(cid_text(cid), read_state_root(data), data, timeframe, runtime, new, size, {} if save else blobs)
 
 
 def _update_tree(runtime: "PartyRuntime", blobs: dict[Cid, bytes]) -> TreeTop:

@@ -209,9 +209,9 @@ class ItemStore:
     def _has_rows(self, table: str) -> bool:
         return self.database.row(f"SELECT 1 FROM {table} LIMIT 1") is not None
 
-    def drop_rejects(self, feed: FeedId, seqs: Iterable[int]) -> None:
+    def drop_rejects(self, places: Iterable[tuple[FeedId, int, int]]) -> None:
         with self.database.transaction():
-            self.database.insert("DELETE FROM rejects WHERE feed = ? AND seq = ?", ((feed, seq) for seq in seqs))
+            self.database.insert("DELETE FROM rejects WHERE feed = ? AND seq = ? AND position = ?", places)
 
     def save_tree(self, nodes: "NodeChanges", encoded: Iterable[tuple[ItemId, bytes]]) -> None:
         """The snapshot tree is up to date: keep its nodes and forget which items were dirty."""

@@ -1,0 +1,420 @@
+"""Handles by model: what an application can do with a property set, a list, a text, a log or a model of its own."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from echostore.kernel.errors import Refused, UsageError
+from echostore.kernel.ids import POSITION_BITS, item_local
+from echostore.kernel.items.operations import CUSTOM, ItemOperation
+from echostore.kernel.items.record import ItemRecord
+from echostore.kernel.models.growable_array import GrowableArray
+from echostore.kernel.models.ordered_fold import CommutingFold, OrderedFold
+from echostore.kernel.models.property_set import DELETED, Add, Change, Increment, PropertySet, Remove, Set
+from echostore.kernel.models.text import ConcurrentText, TextRun
+from echostore.kernel.models.threaded_log import LogEntry, OwnPost, Post, PostId, Retention, Thread, ThreadedLog
+from echostore.kernel.values import Reference, Value, check_path, check_value
+from echostore.peer.items import Item, plain_references
+from echostore.wire.values import value_bytes
+
+if TYPE_CHECKING:
+    pass
+
+T = TypeVar("T")
+
+EDITS_MAX = 4096
+"""Edits in place that one message holds at most; more are sealed as they come."""
+
+
+class PropertySetItem(Item):
+    """Properties by path. `item["title"]`, `item["address", "city"]`."""
+
+    __slots__ = ()
+
+    def __getitem__(self, path: str | tuple[str, ...]) -> Value:
+        steps = check_path(path)
+        with self.party.reading():
+            value = self._model().get(steps, DELETED)
+        if value is DELETED:
+            raise KeyError(path)
+        return _copy(value)
+
+    def get(self, path: str | tuple[str, ...], default: Value = None) -> Value:
+        with self.party.reading():
+            value = self._model().get(check_path(path), DELETED)
+        return default if value is DELETED else _copy(value)
+
+    def __contains__(self, path: str | tuple[str, ...]) -> bool:
+        with self.party.reading():
+            return self._model().get(check_path(path), DELETED) is not DELETED
+
+    def __iter__(self) -> Iterator[str]:
+        with self.party.reading():
+            return iter(list(self._model().value()))
+
+    def keys(self) -> list[str]:
+        return list(self)
+
+    def to_dict(self) -> dict[str, Value]:
+        """All properties."""
+        with self.party.reading():
+            return {key: _copy(value) for key, value in self._model().value().items()}
+
+    def to(self, cls: type[T]) -> T:
+        """The instance of a dataclass that this item stands for; changing it changes nothing here."""
+        from echostore.peer.dataclass_mapping import to_dataclass
+
+        found: T = to_dataclass(self, cls)
+        return found
+
+    def __setitem__(self, path: str | tuple[str, ...], value: Value) -> None:
+        self._change(Set(check_path(path), self._plain(path, value)))
+
+    def __delitem__(self, path: str | tuple[str, ...]) -> None:
+        steps = check_path(path)
+        if steps not in self:
+            raise KeyError(path)
+        self._change(Set(steps, DELETED))
+
+    def update(self, **properties: Value) -> None:
+        """Set several properties as one operation."""
+        if properties:
+            self._change(*[Set((name,), self._plain(name, value)) for name, value in properties.items()])
+
+    def add(self, path: str | tuple[str, ...], element: Value) -> None:
+        """Add an element to the set at a path. Concurrent additions and removals of others are kept apart."""
+        plain = _element(self._plain(path, element))
+        self._change(Add(check_path(path), plain, value_bytes(plain)))
+
+    def remove(self, path: str | tuple[str, ...], element: Value) -> None:
+        """Remove an element from the set at a path: the additions seen here, not those made elsewhere meanwhile."""
+        steps, plain = check_path(path), _element(self._plain(path, element))
+        key = value_bytes(plain)
+        with self.party.reading():
+            observed = self._model().additions(steps, key)
+        self._change(Remove(steps, plain, key, observed))
+
+    def increment(self, path: str | tuple[str, ...], by: int | float = 1) -> None:
+        """Add to a number. Concurrent increments add up."""
+        if isinstance(by, bool) or not isinstance(by, (int, float)):
+            raise UsageError(f"increment takes a number, not {type(by).__name__}")
+        steps = check_path(path)
+        check_value(by, where="increment")
+        with self.party.reading():
+            base = self._model().standing_write(steps)
+        self._change(Increment(steps, by, base))
+
+    def conflicts(self, path: str | tuple[str, ...]) -> list[Value]:
+        """Values that others wrote at this path concurrently with the one that stands, and that lost."""
+        from echostore.peer.history import losing_values
+
+        return losing_values(self, check_path(path))
+
+    def _change(self, *changes: Change) -> None:
+        party = self.party
+        with party.writing() as runtime:
+            record = runtime.state.records.get(self.id) or self._record()
+            if record.access:
+                self._check_access(runtime)
+            if party.has_schemas:
+                party.check_schema(record, changes)
+            runtime.operate([ItemOperation(self.id, "property-set", changes)])
+
+    def _plain(self, path: object, value: Value) -> Value:
+        if isinstance(value, Item):
+            return self.party.reference_to(value)
+        return check_value(plain_references(self.party, value), where=str(path))
+
+    def _model(self) -> PropertySet:
+        record = self.party.runtime.state.records.get(self.id) or self._record()
+        model: PropertySet = record.model
+        return model
+
+
+class ArrayItem(Item):
+    """A list that grows anywhere; elements are values or items."""
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        with self.party.reading():
+            return len(self._model())
+
+    def __getitem__(self, index: int) -> Value:
+        with self.party.reading():
+            return self._shown(self._model().get(_index(index, len(self._model()))))
+
+    def __iter__(self) -> Iterator[Value]:
+        with self.party.reading():
+            values = list(self._model())
+        return iter([self._shown(value) for value in values])
+
+    def to_list(self) -> list[Value]:
+        return list(self)
+
+    def append(self, *values: Value) -> None:
+        with self._editing() as model:
+            for value in values:
+                model.append(self._plain(value))
+
+    def insert(self, index: int, value: Value) -> None:
+        with self._editing() as model:
+            model.insert(index, self._plain(value))
+
+    def __setitem__(self, index: int, value: Value) -> None:
+        with self._editing() as model:
+            model.set(_index(index, len(model)), self._plain(value))
+
+    def __delitem__(self, index: int) -> None:
+        with self._editing() as model:
+            model.delete(_index(index, len(model)), 1)
+
+    def move_element(self, start: int, end: int) -> None:
+        """Take the element at `start` to the place `end`. Concurrent moves never duplicate it."""
+        with self._editing() as model:
+            model.move(_index(start, len(model)), end)
+
+    def remove(self, value: Value) -> None:
+        """Remove the first element that equals a value or is an item."""
+        wanted = self._plain(value)
+        with self._editing() as model:
+            for index, element in enumerate(model):
+                if element == wanted:
+                    model.delete(index, 1)
+                    return
+        raise ValueError(f"{value!r} is not in the list")
+
+    def _editing(self) -> "_Editing":
+        return _Editing(self)
+
+    def _plain(self, value: Value) -> Value:
+        if isinstance(value, Item):
+            return self.party.reference_to(value)
+        return check_value(plain_references(self.party, value), where="element")
+
+    def _shown(self, value: Value) -> Value:
+        """An element as people want it: a reference to an item that is here becomes its handle."""
+        if isinstance(value, Reference) and value.party is None and self.party.has(value.item):
+            return self.party.handle(value.item)
+        return value
+
+    def _model(self) -> GrowableArray:
+        model: GrowableArray = self._record().model
+        return model
+
+
+class TextItem(Item):
+    """Text that several people edit at once. Positions count Unicode code points."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        with self.party.reading():
+            return str(self._record().model)
+
+    def __len__(self) -> int:
+        with self.party.reading():
+            return len(self._record().model)
+
+    def insert(self, position: int, text: str) -> None:
+        party = self.party
+        with party.lock:
+            runtime = party.runtime
+            record = runtime.open_edits.get(self.id)
+            if record is None:
+                record = self._open(runtime)
+            record.model.insert(position, text)
+            runtime.edit_count += 1
+            if runtime.edit_count >= EDITS_MAX:
+                party.seal()
+
+    def delete(self, position: int | None = None, length: int = 1) -> None:
+        """Delete characters; without a position, the item itself."""
+        if position is None:
+            super().delete()
+            return
+        party = self.party
+        with party.lock:
+            runtime = party.runtime
+            record = runtime.open_edits.get(self.id)
+            if record is None:
+                record = self._open(runtime)
+            record.model.delete(position, length)
+            runtime.edit_count += 1
+            if runtime.edit_count >= EDITS_MAX:
+                party.seal()
+
+    def append(self, text: str) -> None:
+        self.insert(len(self), text)
+
+    def splice(self, position: int, length: int, text: str) -> None:
+        with _Editing(self) as model:
+            model.splice(position, length, text)
+
+    def mark(self, start: int, end: int, key: str, value: Any = True) -> None:
+        with _Editing(self) as model:
+            model.mark(start, end, key, value)
+
+    def unmark(self, start: int, end: int, key: str) -> None:
+        with _Editing(self) as model:
+            model.unmark(start, end, key)
+
+    def runs(self) -> list[TextRun]:
+        """The text with its marks."""
+        with self.party.reading():
+            found: list[TextRun] = self._record().model.to_delta()
+            return found
+
+    def cursor(self, position: int) -> bytes:
+        """A place that stays with its text while others edit."""
+        with self.party.reading():
+            found: bytes = self._record().model.cursor(position)
+            return found
+
+    def cursor_position(self, cursor: bytes) -> int:
+        with self.party.reading():
+            found: int = self._record().model.cursor_position(cursor)
+            return found
+
+    def _open(self, runtime: Any) -> ItemRecord:
+        self.party.check_open()
+        record = self._record()
+        runtime.edit(record)
+        return record
+
+
+class LogItem(Item):
+    """A threaded log: posts with replies, append-only."""
+
+    __slots__ = ()
+
+    def post(self, body: Value, *, reply_to: "LogEntry | PostId | None" = None) -> PostId:
+        """Append a post; returns its id."""
+        answered = reply_to.id if isinstance(reply_to, LogEntry) else reply_to
+        with self.party.writing() as runtime:
+            self._check_access(runtime)
+            plain = self.party.reference_to(body) if isinstance(body, Item) else check_value(body, where="post")
+            runtime.writer()
+            assert runtime.data is not None
+            feed = runtime.data.feed
+            own = answered is not None and answered.feed == feed
+            target = OwnPost(answered.seq, answered.position) if answered is not None and own else answered
+            local = item_local(runtime.next_item())
+            runtime.operate([ItemOperation(self.id, "threaded-log", Post(plain, target))])
+            return PostId(feed, local >> POSITION_BITS, local & 0xFFFF)
+
+    def append(self, body: Value) -> PostId:
+        return self.post(body)
+
+    def posts(self) -> list[LogEntry]:
+        """Posts in canonical order; those taken back are left out."""
+        with self.party.reading():
+            return [entry for entry in self._model().entries() if not entry.retracted]
+
+    def threads(self) -> list[Thread]:
+        """The posts by thread."""
+        with self.party.reading():
+            return self._model().threads()
+
+    def set_retention(self, *, age_ms_max: int = 0, count_max: int = 0) -> None:
+        """What an epoch may discard; 0 keeps everything."""
+        self._write("threaded-log", Retention(age_ms_max, count_max))
+
+    def __len__(self) -> int:
+        return len(self.posts())
+
+    def __iter__(self) -> Iterator[LogEntry]:
+        return iter(self.posts())
+
+    def _model(self) -> ThreadedLog:
+        model: ThreadedLog = self._record().model
+        return model
+
+
+class CustomItem(Item):
+    """An item of an application's own model, or of one that is not registered here."""
+
+    __slots__ = ()
+
+    @property
+    def opaque(self) -> bool:
+        """Whether its model is not registered here; it is kept and replicated all the same."""
+        return isinstance(self._record().model, OrderedFold) and self._record().model.opaque
+
+    def apply(self, operation: Value) -> None:
+        """Write one operation of the model."""
+        plain = check_value(plain_references(self.party, operation), where="operation")
+        if self.opaque:
+            raise Refused(
+                f"the model {self.model}@{self.version} is not registered here",
+                next_step="Register its class with peer.models.register(...).",
+            )
+        self._write(CUSTOM, value_bytes(plain))
+
+    @property
+    def instance(self) -> Any:
+        """The application's own object. It must not be changed by hand."""
+        model = self._record().model
+        return model.instance if isinstance(model, CommutingFold) else model.instance()
+
+
+class _Editing:
+    """An edit in place of a text or list, under the party's lock."""
+
+    __slots__ = ("_item",)
+
+    def __init__(self, item: Item) -> None:
+        self._item = item
+
+    def __enter__(self) -> Any:
+        party = self._item.party
+        party.lock.acquire()
+        try:
+            party.check_open()
+            runtime = party.runtime
+            record = runtime.open_edits.get(self._item.id)
+            if record is None:
+                record = self._item._record()
+                runtime.edit(record)
+            runtime.edit_count += 1
+            return record.model
+        except BaseException:
+            party.lock.release()
+            raise
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        party = self._item.party
+        try:
+            if kind is None and party.runtime.edit_count >= EDITS_MAX:
+                party.seal()
+        finally:
+            party.lock.release()
+
+
+HANDLES: dict[str, type[Item]] = {
+    PropertySet.name: PropertySetItem,
+    GrowableArray.name: ArrayItem,
+    ConcurrentText.name: TextItem,
+    ThreadedLog.name: LogItem,
+}
+
+
+def _index(index: int, length: int) -> int:
+    place = index + length if index < 0 else index
+    if not 0 <= place < length:
+        raise IndexError(f"index {index} in a list of {length}")
+    return place
+
+
+def _copy(value: Value) -> Value:
+    """Containers are copied, so that callers can't change the state by accident."""
+    if isinstance(value, dict):
+        return {key: _copy(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_copy(inner) for inner in value]
+    return value
+
+
+def _element(value: Value) -> Value:
+    if isinstance(value, (list, dict)):
+        raise UsageError("an element of a set is a plain value or an item, not a list or map")
+    return value
