@@ -5,7 +5,6 @@ storage nor cryptography.
 """
 
 import contextlib
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from cyclopts import App, CycloptsError
 from echostore import __version__
 from echostore.cli.failures import INTERRUPTED, INTERRUPTED_STATUS, UNEXPECTED, Failure
 from echostore.cli.options import examples, literal_arguments
+from echostore.cli.output import flush_results, give_up_stdout
 from echostore.kernel.errors import EchoError
 
 NOUNS = {
@@ -66,11 +66,10 @@ def run(arguments: Sequence[str]) -> int:
     as_json = "--json" in arguments
     try:
         status = _run(make_app(), list(arguments))
-        sys.stdout.flush()
+        flush_results()
     except BrokenPipeError:
-        # The reader has what it wanted (`| head`). Python would complain again when it closes stdout.
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        # The reader has what it wanted (`| head`).
+        give_up_stdout()
         return 0
     except CycloptsError as error:
         return Failure("E-USAGE", 2, str(error), "Nothing was changed.", "Add --help for examples.").tell(

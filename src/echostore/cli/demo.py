@@ -1,13 +1,12 @@
 """`echostore demo`: see peers write, part, meet again and agree."""
 
 import os
-import sys
 from pathlib import Path
 
 from cyclopts import App
 
 from echostore.cli.options import HOME_VARIABLE, OPTIONS, Options, examples
-from echostore.cli.output import Output, if_interrupted
+from echostore.cli.output import Output, flush_results, if_interrupted
 
 app = App(name="demo", help_prologue=examples("echostore demo", "echostore demo --home ./demo-data"))
 
@@ -30,7 +29,7 @@ def demo(*, options: Options = OPTIONS) -> None:
             output.note(line)
         else:
             output.document({}, line)
-            sys.stdout.flush()
+            flush_results()
 
     with if_interrupted(f"What the demonstration made is in {folder}; nothing else was changed."):
         cids = run(folder, say)

@@ -9,6 +9,7 @@
 rich is imported only where it shows: on a terminal.
 """
 
+import contextlib
 import csv
 import json
 import os
@@ -22,7 +23,7 @@ from typing import Any
 
 from echostore.cli.options import Listing, Options
 from echostore.cli.values import columns_wide, compact, harmless, one_line
-from echostore.kernel.errors import UsageError
+from echostore.kernel.errors import StorageFailed, UsageError
 
 JSON_VERSION = 1
 """The version of every JSON document printed here; it grows when a field changes its meaning or goes."""
@@ -113,10 +114,10 @@ class Output:
             _write(harmless(text) + "\n")
         elif self.form is Form.CSV:
             self._csv_heading(columns)
-            csv.writer(sys.stdout, lineterminator="\n").writerow([_csv_cell(record.get(c.field)) for c in columns])
+            csv.writer(_Results(), lineterminator="\n").writerow([_csv_cell(record.get(c.field)) for c in columns])
         else:
             _write(compact(record) + "\n")
-        sys.stdout.flush()
+        flush_results()
 
     def raw(self, text: str) -> None:
         """A text itself. A terminal gets it without what it would act on, a pipe gets it whole."""
@@ -132,10 +133,10 @@ class Output:
     def _csv_heading(self, columns: Sequence[Column]) -> None:
         if not self._csv_begun:
             self._csv_begun = True
-            csv.writer(sys.stdout, lineterminator="\n").writerow([_csv_name(column) for column in columns])
+            csv.writer(_Results(), lineterminator="\n").writerow([_csv_name(column) for column in columns])
 
     def _text_table(self, columns: Sequence[Column], rows: list[list[str]]) -> None:
-        if sys.stdout.isatty():
+        if sys.stdout.isatty() and colours_wanted():
             _rich_table(columns, rows)
             return
         widths = [
@@ -196,8 +197,11 @@ def if_interrupted(left: str) -> Iterator[None]:
 
 def coloured(text: str, code: str) -> str:
     """A text in colour, where stderr is a terminal that wants some."""
-    wanted = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return f"\x1b[{code}m{text}\x1b[0m" if wanted else text
+    return f"\x1b[{code}m{text}\x1b[0m" if sys.stderr.isatty() and colours_wanted() else text
+
+
+def colours_wanted() -> bool:
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def age(time_ms: int, now_ms: int | None = None) -> str:
@@ -225,8 +229,40 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun if count == 1 else plural}"
 
 
+def flush_results() -> None:
+    """Get everything printed out of this process."""
+    with _printing():
+        sys.stdout.flush()
+
+
 def _write(text: str) -> None:
-    sys.stdout.write(text)
+    with _printing():
+        sys.stdout.write(text)
+
+
+class _Results:
+    """stdout for the csv module."""
+
+    write = staticmethod(_write)
+
+
+@contextmanager
+def _printing() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        give_up_stdout()
+        raise StorageFailed(
+            f"the result can't be printed: {error.strerror}", unchanged="What the command did stands."
+        ) from error
+
+
+def give_up_stdout() -> None:
+    """Python would try again to write what is left, and complain, when it closes stdout at the end."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _plain(value: Any) -> str:

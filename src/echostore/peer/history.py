@@ -210,6 +210,7 @@ def item_at(runtime: PartyRuntime, item: ItemId, data: Timeframe) -> ItemRecord 
             writer=message.writer,
             only=frozenset({item}),
         )
+    state.settle()
     return state.records.get(item)
 
 

@@ -35,6 +35,12 @@ from echostore.wire.messages import decode_envelope, decode_operations
 
 READER_ROLES = frozenset({Role.READER})
 
+EXCLUSIONS = frozenset({Reason.FORK, Reason.BEYOND_CUT, Reason.RETIRED, Reason.READER, Reason.UNADMITTED})
+"""Why the admission keeps a whole block out."""
+
+AFTER_INVALID_LISTED_MAX = 1024
+"""Blocks of an ended feed that are listed one by one; a feed may grow for ever after its end."""
+
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
@@ -83,6 +89,7 @@ class PartyProcessor:
         factory: ModelFactory,
         genesis_feed: FeedKey | None,
         parent: "PartyProcessor | None" = None,
+        limit: Anchor | None = None,
     ) -> None:
         self.party = party
         self.feeds = feeds
@@ -91,7 +98,7 @@ class PartyProcessor:
         self.parent = parent
         self.membership: Membership = parent.membership if parent else Membership(party)
         self.reader = BlockReader(feeds)
-        self.orderer = Orderer(fetch=self.reader.fetch, lookup=self.reader.lookup)
+        self.orderer = Orderer(fetch=self.reader.fetch, lookup=self._lookup)
         self.counters = Counters()
         self.listeners: list[Listener] = []
         self.streaming = False
@@ -104,8 +111,8 @@ class PartyProcessor:
         self._admission: Admission | None = None
         self.child_system_item: ItemId | None = None
         self._admission_changed = False
-        self.paused = False
-        """Hold new blocks without processing them."""
+        self.limit = limit
+        """While the party is paused: how far the feeds of others are processed. What is beyond is held, no more."""
         self.children: list[PartyProcessor] = []
         self.on_admission: list[Callable[[], None]] = []
         """Told when control has changed which blocks count."""
@@ -124,10 +131,16 @@ class PartyProcessor:
         if checkpoint is not None and checkpoint.admission == self.admission.digest and self._fits(checkpoint.cursors):
             for cursor in checkpoint.cursors:
                 self._follow(cursor)
+            self.state.wanted.update(
+                item_from_text(reject.detail) for reject in self.rejects() if reject.reason in LACKING
+            )
         elif checkpoint is not None and checkpoint.cursors:
             self.counters.rebuilds += 1
             assert self.items is not None
-            self.items.clear()
+            if self.items.database.writable:
+                self.items.clear()
+            else:
+                self.items = None  # a reader beside the writer can't renew it, and does without
             self.state = self._blank_state()
         self._follow_data()
         self.advance(list(self.orderer.cursors))
@@ -156,9 +169,7 @@ class PartyProcessor:
     def _follow_control(self) -> None:
         if self.parent is not None:
             self.parent.children.append(self)
-            for cursor in self.parent.orderer.cursors.values():
-                if cursor.kind == CONTROL:
-                    self.orderer.add(cursor)
+            self._mirror_control(self.parent)
             return
         for held in self.feeds.feeds():
             if held.kind == CONTROL and feed_id(held.key) not in self.orderer.cursors:
@@ -167,6 +178,24 @@ class PartyProcessor:
         for event in self.orderer.run(control):
             self._take_control(event)
         self._admission = None
+
+    def _mirror_control(self, parent: "PartyProcessor") -> None:
+        """A child party sees its parent's control feeds as far as the parent has processed them, and never reads them."""
+        for feed, cursor in parent.orderer.cursors.items():
+            if cursor.kind != CONTROL:
+                continue
+            mirror = self.orderer.cursors.get(feed)
+            if mirror is None:
+                mirror = FeedCursor(cursor.key, CONTROL)
+                self.orderer.add(mirror)
+            mirror.length = mirror.held = cursor.length
+            mirror.link, mirror.depth = cursor.link, cursor.depth
+            mirror.marks_start, mirror.marks = cursor.marks_start, cursor.marks
+
+    def _lookup(self, cursor: FeedCursor, seq: int) -> Mark:
+        if cursor.kind == CONTROL and self.parent is not None:
+            return self.parent.orderer.mark(cursor.id, seq)
+        return self.reader.lookup(cursor, seq)
 
     def _follow_data(self) -> None:
         """Follow every admitted data feed of which something is held."""
@@ -179,17 +208,25 @@ class PartyProcessor:
             return
         cursor.held = self._held_length(cursor.kind, cursor.key)
         self.orderer.add(cursor)
-        for number, branch in enumerate(self.feeds.branches(cursor.key), 1):
-            self._follow_branch(cursor, number, branch.start_seq, branch.start_seq + len(branch.blocks))
+        self._follow_branches(cursor)
 
     def _held_length(self, kind: str, key: FeedKey) -> int:
-        """How much of a feed there is to process; the past sees less."""
-        return self.feeds.length(key)
+        """How much of a feed there is to process; the past sees less, and so does a paused party."""
+        length = self.feeds.length(key)
+        if self.limit is None or self.feeds.feed(key).own:  # own blocks build on what was processed when they were made
+            return length
+        limit = self.limit.data if kind == DATA else self.limit.control
+        return min(length, limit.length(feed_id(key)))
 
-    def _follow_branch(self, main: FeedCursor, number: int, start_seq: int, end_seq: int) -> None:
-        """Follow another branch of a forked feed from its first block: its depths must be checked like any."""
-        branch = FeedCursor(main.key, main.kind, branch=number, held=end_seq)
-        self.orderer.add(branch)
+    def _follow_branches(self, main: FeedCursor) -> None:
+        """Follow the other branches of a forked feed from their first block: depths must be checked like any."""
+        known = {cursor.branch: cursor for cursor in self.orderer.branches.get(main.id, ())}
+        for number, branch in enumerate(self.feeds.branches(main.key), 1):
+            end_seq = branch.start_seq + len(branch.blocks)
+            if number in known:
+                known[number].held = end_seq
+            else:
+                self.orderer.add(FeedCursor(main.key, main.kind, branch=number, held=end_seq))
 
     # what holds now
 
@@ -280,26 +317,30 @@ class PartyProcessor:
                 self._follow(cursor)
         if cursor is None:
             return
-        cursor.held = self.feeds.length(key)
         if not self.paused:
+            cursor.held = self.feeds.length(key)
             self.reader.arrived(feed, start, links, payloads)
             self.advance([feed])
 
+    @property
+    def paused(self) -> bool:
+        return self.limit is not None
+
     def resume(self) -> None:
         """Process what was held while the party was paused."""
-        self.paused = False
+        self.limit = None
         for cursor in self.orderer.cursors.values():
-            cursor.held = self.feeds.length(cursor.key) if self.feeds.has_feed(cursor.key) else cursor.held
+            if self.feeds.has_feed(cursor.key):
+                cursor.held = self.feeds.length(cursor.key)
+                self._follow_branches(cursor)
         self._follow_data()
         self.advance(list(self.orderer.cursors))
 
     def control_moved(self) -> None:
         """The parent's control feeds have moved: look again at what counts in this child party."""
-        for feed, cursor in (self.parent.orderer.cursors if self.parent else {}).items():
-            if cursor.kind == CONTROL:
-                if feed not in self.orderer.cursors:
-                    self.orderer.add(cursor)
-                self.advanced.add(feed)
+        assert self.parent is not None
+        self._mirror_control(self.parent)
+        self.advanced.update(feed for feed, cursor in self.orderer.cursors.items() if cursor.kind == CONTROL)
         self._admission_moved()
         self._follow_data()
         self.advance(list(self.orderer.cursors))
@@ -308,15 +349,9 @@ class PartyProcessor:
         """Another branch of a feed was stored: follow it, so that dependencies on it can be met."""
         feed = feed_id(key)
         main = self.orderer.cursors.get(feed)
-        if main is None:
+        if main is None or self.paused:
             return
-        known = {cursor.branch: cursor for cursor in self.orderer.branches.get(feed, ())}
-        for number, branch in enumerate(self.feeds.branches(key), 1):
-            end_seq = branch.start_seq + len(branch.blocks)
-            if number in known:
-                known[number].held = end_seq
-            else:
-                self._follow_branch(main, number, branch.start_seq, end_seq)
+        self._follow_branches(main)
         self.advance([feed])
 
     def advance(self, feeds: Iterable[FeedId]) -> None:
@@ -330,13 +365,11 @@ class PartyProcessor:
                     control_moved |= self._take_control(event)
                 elif isinstance(event, Delivery):
                     self._take_data(event)
-                else:
-                    self._reject_end(event)
             todo = []
             if control_moved:
                 self._admission_moved()
                 self._follow_data()
-                for child in self.children:
+                for child in list(self.children):
                     child.control_moved()
                 todo = [feed for feed in self.orderer.cursors if feed not in before]
         self.finish()
@@ -348,9 +381,12 @@ class PartyProcessor:
             for told in list(self.on_admission):
                 told()
         self.state.settle()
+        self._collect_rejects()
         if self.state.refold:
             items, self.state.refold = self.state.refold, set()
             self.refold(items)
+        if self.state.found:
+            refold_found(self)
         self._collect_rejects()
         delivered, self._pending.delivered = self._pending.delivered, []
         changed, self.state.changed = self.state.changed, set()
@@ -360,7 +396,6 @@ class PartyProcessor:
 
     def _take_control(self, event: Delivery | Ended) -> bool:
         if isinstance(event, Ended):
-            self._reject_end(event)
             return False
         self.advanced.add(event.cursor.id)
         self.membership.receive(event)
@@ -444,11 +479,13 @@ class PartyProcessor:
         reason = self.admission.why_excluded(feed, seq) or Reason.UNADMITTED
         self.new_rejects.append(Reject(feed, seq, -1, reason, ""))
 
-    def _reject_end(self, event: Ended) -> None:
-        feed = event.cursor.id
-        self.new_rejects.append(Reject(feed, event.seq, -1, Reason.INVALID, event.reason))
-        for seq in range(event.seq + 1, min(event.cursor.held, event.seq + 1025)):
-            self.new_rejects.append(Reject(feed, seq, -1, Reason.AFTER_INVALID, ""))
+    def check_form(self, feed: FeedId, seq: int) -> None:
+        """List a message that counts, as far as the admission goes, if it is malformed."""
+        body = self._envelope(feed, seq).body
+        try:
+            decode_operations(body, party=self.party, feed=feed, seq=seq)
+        except OperationRefused as refusal:
+            self.new_rejects.append(Reject(feed, seq, -1, refusal.reason, refusal.detail))
 
     def _collect_rejects(self) -> None:
         if self.state.rejects:
@@ -464,7 +501,7 @@ class PartyProcessor:
             self.membership.receive(Delivery(cursor, seq, block.link, envelope))
         self._admission_moved()
         self._follow_data()
-        for child in self.children:
+        for child in list(self.children):
             child.control_moved()
         self.advance(list(self.orderer.cursors))
 
@@ -491,6 +528,7 @@ class PartyProcessor:
         gone = set(places)
         if not gone:
             return
+        self._collect_rejects()
         self.new_rejects = [
             reject for reject in self.new_rejects if (reject.feed, reject.seq, reject.position) not in gone
         ]
@@ -499,11 +537,22 @@ class PartyProcessor:
 
     def rejects(self) -> list[Reject]:
         """All that did not enter the state, with the reasons."""
-        known = {(reject.feed, reject.seq, reject.position): reject for reject in self.new_rejects}
+        self._collect_rejects()
         stored = self.items.rejects() if self.items is not None else []
-        merged = {(reject.feed, reject.seq, reject.position): reject for reject in stored}
-        merged.update(known)
-        return sorted(merged.values())
+        merged = {(reject.feed, reject.seq, reject.position): reject for reject in (*stored, *self.new_rejects)}
+        found = [self._as_of_now(reject) for reject in merged.values()]
+        for cursor in self.orderer.cursors.values():
+            if cursor.ended is not None and (self.parent is None or cursor.kind == DATA):
+                found.append(Reject(cursor.id, cursor.length, -1, Reason.INVALID, cursor.ended))
+                last = min(cursor.held, cursor.length + AFTER_INVALID_LISTED_MAX)
+                found += [Reject(cursor.id, seq, -1, Reason.AFTER_INVALID, "") for seq in range(cursor.length + 1, last)]
+        return sorted(found)
+
+    def _as_of_now(self, reject: Reject) -> Reject:
+        """A block that is excluded still may be so for another reason by now."""
+        if reject.position >= 0 or reject.reason not in EXCLUSIONS:
+            return reject
+        return reject._replace(reason=self.admission.why_excluded(FeedId(reject.feed), reject.seq) or reject.reason)
 
     def places(self, items: frozenset[ItemId]) -> list[tuple[FeedId, int]]:
         """The blocks that write any of these items, excluded ones too: from the store's index and what came since."""
@@ -539,11 +588,15 @@ class PartyProcessor:
         return created_item_id(feed_id(genesis.data_feed), 0, 0) if genesis else None
 
     def operations_at(self, feed: FeedId, seq: int) -> list[ItemOperation]:
+        return self.operations(feed, seq, self._envelope(feed, seq).body)
+
+    def _envelope(self, feed: FeedId, seq: int) -> Envelope:
+        """The envelope of a processed block."""
         cursor = self.orderer.cursors[feed]
         envelope = decode_envelope(self.feeds.block(cursor.key, seq).payload, cursor.kind)
         if isinstance(envelope, Reason):
             raise Corrupt(f"Block {seq} of feed {cursor.key.hex()} was processed and is now {envelope}.")
-        return self.operations(feed, seq, envelope.body)
+        return envelope
 
     def operations(self, feed: FeedId, seq: int, body: object) -> list[ItemOperation]:
         try:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from echostore.kernel.ids import FeedId, ItemId
+from echostore.kernel.ids import FeedId, ItemId, item_text
 from echostore.kernel.items.operations import ItemOperation, WriterRole
 from echostore.kernel.order import DATA, Envelope
 from echostore.kernel.party.admission import Admission, Interval
@@ -19,6 +19,10 @@ from echostore.wire.messages import decode_envelope
 
 if TYPE_CHECKING:
     from echostore.peer.processor import PartyProcessor
+
+
+LACKING = frozenset({Reason.NO_ITEM, Reason.NO_PARENT})
+"""Reasons whose detail names an item that may still come."""
 
 
 class _Message(NamedTuple):
@@ -62,6 +66,13 @@ def refold(processor: "PartyProcessor", items: Iterable[ItemId]) -> None:
         todo = _dependents(processor, flipped) if flipped else set()
 
 
+def refold_found(processor: "PartyProcessor") -> None:
+    """Refold what was refused for the lack of items that have come since."""
+    while found := processor.state.found:
+        processor.state.found = set()
+        refold(processor, _lacking(processor, found))
+
+
 def _fold_again(processor: "PartyProcessor", items: frozenset[ItemId]) -> None:
     state = processor.state
     messages = [
@@ -74,16 +85,20 @@ def _fold_again(processor: "PartyProcessor", items: frozenset[ItemId]) -> None:
         for position, operation in enumerate(message.operations)
         if operation.item in items
     )
-    for message in sorted(messages):
-        state.apply(
-            depth=message.depth,
-            feed=message.feed,
-            seq=message.seq,
-            time_ms=message.time_ms,
-            operations=message.operations,
-            writer=message.writer,
-            only=items,
-        )
+    messages.sort()
+    # Items first: an operation may sort below the genesis that its writer did not name as a cause.
+    for creating in (True, False):
+        for message in messages:
+            state.apply(
+                depth=message.depth,
+                feed=message.feed,
+                seq=message.seq,
+                time_ms=message.time_ms,
+                operations=message.operations,
+                writer=message.writer,
+                only=items,
+                creating=creating,
+            )
     state.settle()
     state.refold -= items
 
@@ -108,17 +123,26 @@ def _dependents(processor: "PartyProcessor", parents: set[ItemId]) -> set[ItemId
     if processor.items is not None:
         for parent in parents:
             found.update(processor.items.created_below(parent))
-    for reject in processor.rejects():
-        if reject.reason == Reason.NO_PARENT:
-            found.add(processor.operations_at(FeedId(reject.feed), reject.seq)[reject.position].item)
-    return found
+    return found | _lacking(processor, parents)
+
+
+def _lacking(processor: "PartyProcessor", missing: set[ItemId]) -> set[ItemId]:
+    """Items of operations that were refused for the lack of these."""
+    texts = {item_text(item) for item in missing}
+    return {
+        processor.operations_at(FeedId(reject.feed), reject.seq)[reject.position].item
+        for reject in processor.rejects()
+        if reject.reason in LACKING and reject.detail in texts
+    }
 
 
 def _renew_block_rejects(processor: "PartyProcessor", feed: FeedId, start: int, end: int) -> None:
     """The rejects of whole blocks whose standing changed."""
     processor.forget_rejects((feed, seq, -1) for seq in range(start, end))
     for seq in range(start, end):
-        if processor.writer(feed, seq) is None:
+        if processor.writer(feed, seq) is not None:
+            processor.check_form(feed, seq)
+        else:
             processor.exclude(feed, seq)
             # Rejects of single operations would say twice why the block is not in the state.
             processor.forget_rejects(

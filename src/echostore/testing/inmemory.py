@@ -22,8 +22,8 @@ from echostore.wire.sync import decode_frame, encode_frame
 PATIENCE_S = 5.0
 """How far virtual time may run ahead while nothing moves: past every delay of a session that is not a repetition."""
 
-STEPS_MAX = 10_000_000
-"""Frames after which a link that is still not quiet never will be."""
+WAKES_MAX = 10_000
+"""Wakes without a frame after which a link that is still not quiet never will be."""
 
 
 class SyncParty(Protocol):
@@ -81,8 +81,8 @@ class MemoryLink:
 
     def pump(self) -> Self:
         """Deliver frames until neither side has anything to say."""
-        quiet_since = self.now
-        for _ in range(STEPS_MAX):
+        quiet_since, wakes_in_vain = self.now, 0
+        while wakes_in_vain < WAKES_MAX:
             if self._calls:
                 self._calls.popleft()()
             elif self._under_way:
@@ -90,15 +90,16 @@ class MemoryLink:
                 frame = decode_frame(data)
                 end.receive(frame)
                 if isinstance(frame, (Blocks, Request)):  # tips that the other side won't take are told for ever
-                    quiet_since = self.now
+                    quiet_since, wakes_in_vain = self.now, 0
             else:
+                wakes_in_vain += 1
                 wakes = [wake for end in self._ends if (wake := end.session.wake_at()) is not None]
                 if not wakes or min(wakes) > quiet_since + PATIENCE_S:
                     return self
                 self.now = max(self.now, min(wakes))
                 for end in list(self._ends):
                     end.tick()
-        raise AssertionError(f"the link is not quiet after {STEPS_MAX} steps")
+        raise AssertionError(f"a session keeps waking up at {self.now} and has nothing to say")
 
     def cut(self) -> Self:
         """Break the connection: what is under way is lost."""

@@ -29,6 +29,9 @@ RECONNECT_S = 0.5
 SETTLE_LIMIT_S = 600.0
 """Virtual seconds after which peers that do not agree never will: 20 of the longest repetitions."""
 
+EVENTS_PER_INSTANT_MAX = 10_000
+"""Events at one moment of virtual time after which somebody keeps waking up without doing anything."""
+
 Record = Callable[[dict[str, Any]], None]
 
 
@@ -172,7 +175,11 @@ class World:
     def run(self, seconds: float) -> Self:
         """Let virtual time pass."""
         end = self.now + seconds
+        at_once = 0
         while self._queue and self._queue[0][0] <= end:
+            at_once = at_once + 1 if self._queue[0][0] <= self.now else 0
+            if at_once > EVENTS_PER_INSTANT_MAX:
+                raise NotSettled(f"seed {self.seed}: time stands still at {self.now}\n" + "\n".join(self.trace[-30:]))
             self.now, _, action = heapq.heappop(self._queue)
             action()
         self.now = end
