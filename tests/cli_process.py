@@ -59,7 +59,9 @@ class Cli:
             contextlib.redirect_stderr(streams[1]),
         ):
             status = run(self._words(arguments))
-        out, err = (stream.seek(0) or stream.read() for stream in streams)
+        for stream in streams:
+            stream.seek(0)
+        out, err = (stream.read() for stream in streams)
         assert "Traceback" not in err, err
         return Ran(status, out, err)
 

@@ -283,6 +283,7 @@ def test_watch_and_tail_follow_a_writer_until_interrupted(writer: tuple[Cli, Any
     assert tailing.stdout is not None
     assert "watching" in watching.stderr.readline()
     assert "created as property-set@1" in tailing.stdout.readline()
+    change: dict[str, Any] = {}
     for number in range(1, 6):
         counter["n"] = number
         party.flush()

@@ -513,7 +513,9 @@ def test_own_blocks_count_at_once_and_can_be_depended_on() -> None:
     peer.follow(own)
     for _ in range(3):
         block = history.write(own)
-        peer.orderer.advance_own(peer.cursors[own.id, 0], Link(block.link), Envelope(block.dependencies, block.depth, 0))
+        peer.orderer.advance_own(
+            peer.cursors[own.id, 0], Link(block.link), Envelope(block.dependencies, block.depth, 0)
+        )
     history.process(other, own, 3)
     history.write(other)
     peer.arrive(other)

@@ -12,7 +12,7 @@ from echostore.cli.options import IN_PARTY, LISTING_IN_PARTY, InParty, ListingIn
 from echostore.cli.output import Column, Form, Output
 from echostore.cli.tree import NODES, draw, nodes
 from echostore.cli.values import compact, one_line, parse_path, short, shown, to_json
-from echostore.kernel.errors import ModelFailed, NotFound, TimedOut
+from echostore.kernel.errors import ModelFailed, NotFound
 
 if TYPE_CHECKING:
     from echostore.kernel.ids import ItemId
@@ -192,7 +192,6 @@ def watch(
                 if count is not None and seen >= count:
                     return
             position = str(stream.anchor())
-    raise TimedOut("the watch ended")
 
 
 def item_fields(item: "Item") -> dict[str, Any]:

@@ -22,6 +22,7 @@ Path = tuple[str, ...]
 
 INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+CID_BYTES_MAX = 64
 _MICROSECOND = timedelta(microseconds=1)
 
 
@@ -99,7 +100,7 @@ def check_path(path: str | tuple[str, ...] | list[str]) -> Path:
 
 def _plain(value: Value, where: str, depth: int) -> Value:
     kind = type(value)
-    if value is None or kind is bool or kind is float or kind is Reference or kind is BlobRef:
+    if value is None or kind is bool or kind is float:
         return value
     if kind is str:
         _check_text(value, where)
@@ -113,7 +114,13 @@ def _plain(value: Value, where: str, depth: int) -> Value:
     if isinstance(value, datetime):
         if value.tzinfo is None:
             raise UsageError(f"{where}: a moment needs a time zone", next_step="Use datetime.now(timezone.utc).")
-        return value.astimezone(UTC)
+        try:  # a plain datetime, whatever subclass it came as
+            return from_timestamp_us(timestamp_us(value))
+        except OverflowError:
+            raise TooLarge(f"{where}: {value} lies outside the calendar") from None
+    if kind is Reference or kind is BlobRef:
+        _check_pointer(value, where)
+        return value
     if depth >= VALUE_DEPTH_MAX:
         raise TooLarge(f"{where}: nested deeper than {VALUE_DEPTH_MAX} levels")
     if isinstance(value, (list, tuple)):
@@ -122,9 +129,25 @@ def _plain(value: Value, where: str, depth: int) -> Value:
         for key in value:
             _check_key(key, where)
         return {key: _plain(element, where, depth + 1) for key, element in value.items()}
-    if isinstance(value, (bool, int, float, str)):  # a subclass such as an enum: its plain value
-        return _plain(value.__class__.__mro__[-2](value), where, depth)
+    if isinstance(value, str):  # a subclass such as an enum: its plain value
+        return _plain(str.__str__(value), where, depth)
+    if isinstance(value, int):
+        return _plain(int.__int__(value), where, depth)
+    if isinstance(value, float):
+        return float.__float__(value)
     raise UsageError(f"{where}: a {type(value).__name__} can't be stored")
+
+
+def _check_pointer(value: Reference | BlobRef, where: str) -> None:
+    """Other peers refuse a message over one malformed reference, so it must not leave this one."""
+    if isinstance(value, Reference):
+        if len(value.item) != ITEM_ID_BYTES or (value.party is not None and len(value.party) != KEY_BYTES):
+            raise UsageError(f"{where}: a reference holds an item id of 16 bytes and a party key of 32, or none")
+        return
+    if not 0 <= value.size < 1 << 64 or not all(0 < len(cid) <= CID_BYTES_MAX for cid in value.cids):
+        raise UsageError(f"{where}: a blob reference holds a size and CIDs of 1 to {CID_BYTES_MAX} bytes")
+    _check_text(value.media_type, where)
+    _check_text(value.name, where)
 
 
 def _check_key(key: object, where: str) -> None:

@@ -79,14 +79,17 @@ class PastProcessor(PartyProcessor):
     def __init__(self, live: PartyProcessor, data: Timeframe, control: Timeframe | None) -> None:
         self._data = data
         self._control = control
+        parent = None if live.parent is None else PastProcessor(live.parent, Timeframe({}), control)
         super().__init__(
             live.party,
             feeds=live.feeds,
             items=None,
             factory=live.factory,
             genesis_feed=None,
-            parent=live.parent,
+            parent=parent,
         )
+        if parent is not None:
+            parent.open()
 
     def _held_length(self, kind: str, key: Any) -> int:
         length = super()._held_length(kind, key)
@@ -114,11 +117,12 @@ def resolve_moment(runtime: PartyRuntime, moment: Any) -> tuple[Timeframe, Timef
 def _timeframe_at(runtime: PartyRuntime, time_ms: int, kind: str) -> Timeframe:
     """Per feed, the blocks before the first one that was written later. Clocks are their writers' own."""
     entries = []
+    feeds = runtime.processor.feeds_of(kind)
     for feed, cursor in runtime.processor.orderer.cursors.items():
         if cursor.kind != kind:
             continue
         last = None
-        for block in runtime.feeds.read(cursor.key, 0, cursor.length):
+        for block in feeds.read(cursor.key, 0, cursor.length):
             envelope = decode_envelope(block.payload, kind)
             if not isinstance(envelope, Envelope) or envelope.body.time_ms > time_ms:
                 break
@@ -227,14 +231,17 @@ def item_diff(item: "Item", before: Any, after: Any) -> list[ValueDiff]:
     with item.party.reading() as runtime:
         if runtime.writable:
             runtime.flush()
-        old = item_at(runtime, item.id, resolve_moment(runtime, before)[0])
-        if after is None:
-            new: ItemRecord | None = item._record()
-        else:
-            new = item_at(runtime, item.id, resolve_moment(runtime, after)[0])
+        old = _item_then(runtime, item.id, before)
+        new = item._record() if after is None else _item_then(runtime, item.id, after)
         differences: list[ValueDiff] = []
         _compare((), _plain_value(old), _plain_value(new), differences)
         return differences
+
+
+def _item_then(runtime: PartyRuntime, item: ItemId, moment: Any) -> ItemRecord | None:
+    data, _ = resolve_moment(runtime, moment)
+    _check_held(runtime, data)
+    return item_at(runtime, item, data)
 
 
 def _plain_value(record: ItemRecord | None) -> Value:
@@ -282,7 +289,7 @@ def asserted_seq(runtime: PartyRuntime, feed: FeedId, seq: int, other: FeedId) -
         cursor = runtime.processor.orderer.cursors.get(at_feed)
         if cursor is None:
             continue
-        for block in runtime.feeds.read(cursor.key, known + 1, at_seq + 1):
+        for block in runtime.processor.feeds_of(cursor.kind).read(cursor.key, known + 1, at_seq + 1):
             envelope = decode_envelope(block.payload, cursor.kind)
             if isinstance(envelope, Envelope):
                 front.extend((dependency.feed, dependency.seq) for dependency in envelope.dependencies)

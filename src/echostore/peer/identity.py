@@ -11,8 +11,10 @@ import msgspec
 from echostore.kernel.errors import Corrupt, UsageError
 from echostore.kernel.ids import KEY_BYTES, DeviceKey, FeedKey, IdentityKey, PartyKey
 from echostore.kernel.party.credentials import Claim, DeviceAdmit
+from echostore.kernel.values import check_value
 from echostore.store.key_store import KeyStore, KeyUse
 from echostore.store.meta_store import MetaStore
+from echostore.wire.claims import NAME_CHARACTERS_MAX
 from echostore.wire.credentials import sign_credential
 from echostore.wire.generated import credential_pb2
 from echostore.wire.signing import SigningKey
@@ -68,6 +70,8 @@ class Self:
         self._meta = meta
         if writable and not keys.own(KeyUse.IDENTITY):
             keys.add_many([(KeyUse.IDENTITY, SigningKey.generate(), ""), (KeyUse.DEVICE, SigningKey.generate(), "")])
+        if name:
+            check_title(name)
         if writable and name and meta.setting(_NAME_SETTING) != name:
             meta.set_setting(_NAME_SETTING, name)
         self.name: str = name or meta.setting(_NAME_SETTING) or ""
@@ -94,6 +98,13 @@ class Self:
         if not owned:
             raise Corrupt(f"the key store holds no {use} key", next_step="Restore the file `keys` of this home.")
         return owned[0].public
+
+
+def check_title(text: str) -> None:
+    """A title or name as every member will read it, or UsageError."""
+    check_value(text, where="title")
+    if not isinstance(text, str) or not text.strip() or len(text) > NAME_CHARACTERS_MAX:
+        raise UsageError(f"a title or name is text of 1 to {NAME_CHARACTERS_MAX} characters")
 
 
 def _fields(request: JoinRequest) -> list[object]:

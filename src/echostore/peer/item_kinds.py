@@ -1,5 +1,6 @@
 """Handles by model: what an application can do with a property set, a list, a text, a log or a model of its own."""
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +24,9 @@ T = TypeVar("T")
 
 EDITS_MAX = 4096
 """Edits in place that one message holds at most; more are sealed as they come."""
+
+EDIT_CHARACTERS = 256
+"""An insertion counts as one edit more for each of these, so that a message stays far below a block's limit."""
 
 
 class PropertySetItem(Item):
@@ -98,7 +102,9 @@ class PropertySetItem(Item):
         if isinstance(by, bool) or not isinstance(by, (int, float)):
             raise UsageError(f"increment takes a number, not {type(by).__name__}")
         steps = check_path(path)
-        check_value(by, where="increment")
+        by = check_value(by, where="increment")
+        if not math.isfinite(by):
+            raise UsageError(f"increment takes a number, not {by}")
         with self.party.reading():
             base = self._model().standing_write(steps)
         self._change(Increment(steps, by, base))
@@ -223,7 +229,7 @@ class TextItem(Item):
             if record is None:
                 record = self._open(runtime)
             record.model.insert(position, text)
-            runtime.edit_count += 1
+            runtime.edit_count += 1 + len(text) // EDIT_CHARACTERS
             if runtime.edit_count >= EDITS_MAX:
                 party.seal()
 
@@ -290,6 +296,8 @@ class LogItem(Item):
     def post(self, body: Value, *, reply_to: "LogEntry | PostId | None" = None) -> PostId:
         """Append a post; returns its id."""
         answered = reply_to.id if isinstance(reply_to, LogEntry) else reply_to
+        if answered is not None and not isinstance(answered, PostId):
+            raise UsageError(f"a reply names a post, not a {type(answered).__name__}")
         with self.party.writing() as runtime:
             self._check_access(runtime)
             plain = self.party.reference_to(body) if isinstance(body, Item) else check_value(body, where="post")

@@ -11,6 +11,7 @@ from echostore.kernel.ids import IdentityKey, ItemId, Stamp, item_text
 from echostore.kernel.items.operations import METADATA, PLACEMENT, ItemOperation
 from echostore.kernel.items.record import ACCESS_KEY, DELETED_KEY, FOREIGN_KEYS_KEY, NAME_KEY, ItemRecord
 from echostore.kernel.items.tree import EMBED, MOVE, UNEMBED
+from echostore.kernel.limits import VALUE_DEPTH_MAX
 from echostore.kernel.models.property_set import DELETED, Change, Set
 from echostore.kernel.values import Reference, Value, check_path, check_value, locator
 
@@ -286,12 +287,14 @@ def _rule_text(rule: Any) -> str:
     return ", ".join(parts)
 
 
-def plain_references(party: "Party", value: Value) -> Value:
-    """Handles inside lists and maps become references."""
+def plain_references(party: "Party", value: Value, depth: int = 0) -> Value:
+    """Handles inside lists and maps become references. What is nested too deep is left for `check_value` to refuse."""
     if isinstance(value, Item):
         return party.reference_to(value)
+    if depth > VALUE_DEPTH_MAX:
+        return value
     if isinstance(value, dict):
-        return {key: plain_references(party, inner) for key, inner in value.items()}
+        return {key: plain_references(party, inner, depth + 1) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain_references(party, inner) for inner in value]
+        return [plain_references(party, inner, depth + 1) for inner in value]
     return value

@@ -110,7 +110,8 @@ class Members:
             machine = runtime.processor.membership.machine
             if not any(member.identity == request.identity and member.role for member in machine.members):
                 assertions.append(MemberAdmit(request.identity, self._role(role), request.name))
-            assertions.append(DeviceAdmit(request.identity, request.device, request.name))
+            if not any(known.device == request.device and not known.revoked for known in machine.devices):
+                assertions.append(DeviceAdmit(request.identity, request.device, request.name))
             for feed, kind, consent in (
                 (request.control_feed, FeedKind.CONTROL, request.control_consent),
                 (request.data_feed, FeedKind.DATA, request.data_consent),

@@ -5,18 +5,30 @@
 
 Items that are not in memory revive when they are read: the ItemStore holds their operations, and the factory knows
 the class by then. The same goes for a party that is opened after the registration.
+
+A model that commutes is the exception: its state is a snapshot of its own making, which only that class can read. So
+each checkpoint notes which models commuted (`commuting_mark`), and a party whose items were stored under another set is
+folded from its feeds anew when it is opened.
 """
 
+from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from echostore.kernel.errors import Corrupt, UsageError
 from echostore.kernel.ids import ItemId
 from echostore.kernel.models.factory import ModelFactory
 from echostore.kernel.models.ordered_fold import CustomModel, OrderedFold
+from echostore.store.item_store import ItemStore
 from echostore.wire.values import value_from_bytes
 
 if TYPE_CHECKING:
     from echostore.peer.peer import Peer
     from echostore.peer.runtime import PartyRuntime
+
+
+COMMUTING_MARK = "commuting"
+"""Under which name the ItemStore keeps the mark."""
 
 
 class PeerModels(ModelFactory):
@@ -29,12 +41,44 @@ class PeerModels(ModelFactory):
     def register(self, model: type[CustomModel]) -> type[CustomModel]:
         """Make a class known; usable as a decorator. Items of the model in open parties come alive."""
         with self._peer.lock:
-            fresh = not self.known(getattr(model, "name", ""), getattr(model, "version", 0))
+            name, version = getattr(model, "name", ""), getattr(model, "version", 0)
+            fresh = not self.known(name, version)
+            runtimes = [party.runtime for party in self._peer.open_parties()] if fresh else []
+            if getattr(model, "commutes", False):
+                _check_snapshotting(model)
+                for runtime in runtimes:  # while they can still be read as operations
+                    for item in _items_of(runtime, name, version):
+                        runtime.state.record(item)
             super().register(model)
-            if fresh:
-                for party in self._peer.open_parties():
-                    revive(party.runtime, self, model.name, model.version)
+            for runtime in runtimes:
+                revive(runtime, self, name, version)
         return model
+
+    @property
+    def commuting(self) -> list[str]:
+        """The registered models that commute, as `name@version`."""
+        return sorted(
+            f"{name}@{version}" for (name, version), model in self._custom.items() if getattr(model, "commutes", False)
+        )
+
+
+def commuting_mark(factory: ModelFactory) -> bytes:
+    """What a checkpoint notes about the form of the states it holds."""
+    return "\n".join(factory.commuting).encode() if isinstance(factory, PeerModels) else b""
+
+
+def forget_unreadable_items(path: Path, factory: PeerModels) -> None:
+    """Empty an ItemStore that holds states in a form that this process can't read. They are folded from the feeds."""
+    if not path.exists():
+        return
+    try:
+        with closing(ItemStore(path)) as store:
+            stored = set((store.about(COMMUTING_MARK) or b"").decode().split("\n")) - {""}
+            differing = stored ^ set(factory.commuting)
+            if differing & {f"{name}@{version}" for name, version in store.models_in_use()}:
+                store.clear()
+    except Corrupt:
+        return  # whoever opens the party deals with a damaged store
 
 
 def revive(runtime: "PartyRuntime", factory: ModelFactory, name: str, version: int) -> None:
@@ -49,6 +93,12 @@ def revive(runtime: "PartyRuntime", factory: ModelFactory, name: str, version: i
         state.changed.add(item)
     if not runtime.in_batch:
         runtime.processor.finish()
+
+
+def _check_snapshotting(model: type[CustomModel]) -> None:
+    for method in ("snapshot", "restore"):
+        if not callable(getattr(model, method, None)):
+            raise UsageError(f"{model.__name__} says that it commutes and needs a method `{method}`")
 
 
 def _items_of(runtime: "PartyRuntime", name: str, version: int) -> set[ItemId]:

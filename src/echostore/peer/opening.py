@@ -9,7 +9,7 @@ A new feed admits itself in the first message of its device's new control feed.
 
 from typing import TYPE_CHECKING
 
-from echostore.kernel.errors import Corrupt, Refused, UsageError
+from echostore.kernel.errors import Corrupt, NotFound, Refused, UsageError
 from echostore.kernel.ids import DeviceKey, FeedKey, IdentityKey, PartyKey, created_item_id
 from echostore.kernel.items.operations import GENESIS, ItemOperation
 from echostore.kernel.items.record import Genesis
@@ -25,9 +25,10 @@ from echostore.kernel.party.credentials import (
     PartyKind,
     Profile,
 )
+from echostore.peer.anchors import Anchor
 from echostore.peer.identity import JoinRequest, Welcome
-from echostore.peer.party import SYSTEM_TYPE, Party
-from echostore.peer.processor import PartyProcessor
+from echostore.peer.party import Party
+from echostore.peer.processor import SYSTEM_TYPE, PartyProcessor
 from echostore.peer.runtime import PartyRuntime
 from echostore.store.blob_store import BlobStore
 from echostore.store.feed_store import FeedStore
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 _OWN_FEEDS = "own_feeds"
 _RENEW = "renew_feeds"
+_PAUSED_AT = "paused_at"
 
 
 class PartyOpener:
@@ -55,8 +57,7 @@ class PartyOpener:
         check = self._peer.instance
         if check is not None and not check.may_continue_feeds:
             for known in self._peer.meta.parties():
-                if self._own_feeds(known.key):
-                    self._peer.meta.set_setting(_RENEW, True, party=known.key)
+                self._peer.meta.set_setting(_RENEW, True, party=known.key)
 
     # making
 
@@ -93,23 +94,31 @@ class PartyOpener:
         peer = self._peer
         if parent.runtime.processor.parent is not None:
             raise Refused("a light-weight party has no light-weight parties of its own")
-        child_key = SigningKey.generate()
-        child = PartyKey(child_key.public)
+        child = PartyKey(SigningKey.generate().public)
+        made = self.sign(parent.key, ChildParty(child, title), identity=self.identity_in(parent))
+        party = self._join_child(parent, child, title, [made])
+        self._make_system_item(party.runtime, title)
+        party.runtime.flush()
+        return party
+
+    def enter_child(self, parent: Party, child: PartyKey) -> Party:
+        titles = dict(parent.child_parties())
+        if child not in titles:
+            raise NotFound(f"no light-weight party {child.hex()[:8]} below {parent.title!r}")
+        return self._join_child(parent, child, titles[child], [])
+
+    def _join_child(
+        self, parent: Party, child: PartyKey, title: str, credentials: list[credential_pb2.Credential]
+    ) -> Party:
+        """A light-weight party with a data feed of this device, admitted by the device itself."""
+        peer = self._peer
         data = SigningKey.generate()
         peer.keep_feed_keys(child, [data])
         known = KnownParty(child, title, None, peer.now_ms(), child_of=parent.key)
         runtime = self._start(known, None, data, parent=parent)
         identity = self.identity_in(parent)
         admit = self._admit_feed(parent.key, data, FeedKind.DATA, identity=identity, child=child)
-        parent.runtime.issue(
-            [
-                self.sign(parent.key, ChildParty(child, title), identity=identity),
-                self.sign(parent.key, admit, identity=identity),
-            ]
-        )
-        runtime.processor.control_moved()
-        self._make_system_item(runtime, title)
-        runtime.flush()
+        parent.runtime.issue([*credentials, self.sign(parent.key, admit, identity=identity)])
         self._remember(known, None, data)
         return self._party(known, runtime)
 
@@ -168,15 +177,20 @@ class PartyOpener:
             runtime = self._runtime(known)
         if not peer.read_only:
             own = self._own_feeds(known.key)
-            if peer.meta.setting(_RENEW, party=known.key):
+            if own is not None and not runtime.feeds.has_feed(FeedKey(own[1].public)):
+                runtime.close()
+                raise Corrupt(
+                    f"the feeds of party {known.key.hex()[:8]} are gone from {peer.home.party(known.key).feeds}",
+                    next_step="Restore the file from a backup, or forget the party and join it again.",
+                )
+            if own is not None and peer.meta.setting(_RENEW, party=known.key):
                 self._renew(known, runtime)
             elif own is not None:
                 if own[0] is not None:
                     runtime.adopt(CONTROL, own[0])
                 runtime.adopt(DATA, own[1])
-        runtime.processor.paused = known.state is PartyState.PAUSED
         party = self._party(known, runtime)
-        if not peer.read_only:
+        if not peer.read_only and not runtime.processor.paused:
             party.report_forks()
         return party
 
@@ -245,8 +259,12 @@ class PartyOpener:
                 factory=peer.models,
                 genesis_feed=known.genesis_feed,
                 parent=parent.runtime.processor if parent else None,
+                limit=self._limit(known),
             )
             processor.open()
+            if processor.items is None and items is not None:
+                items.close()
+                items = None
         except BaseException:
             for store in (feeds, items, blobs):
                 if store is not None:
@@ -257,6 +275,16 @@ class PartyOpener:
         runtime.source.declared = frozenset(runtime.declared)
         return runtime
 
+    def pause(self, party: Party) -> None:
+        """Remember, durably, how far a party was processed, and process no further."""
+        limit = party.anchor()
+        self._peer.meta.set_setting(_PAUSED_AT, str(limit), party=party.key)
+        party.runtime.processor.limit = limit
+
+    def _limit(self, known: KnownParty) -> Anchor | None:
+        paused_at = self._peer.meta.setting(_PAUSED_AT, party=known.key) if known.state is PartyState.PAUSED else None
+        return None if paused_at is None else Anchor.parse(paused_at)
+
     def _open_items(self, known: KnownParty) -> ItemStore | None:
         """The ItemStore; a damaged one is derived data and made anew."""
         folder = self._peer.home.party(known.key)
@@ -264,7 +292,12 @@ class PartyOpener:
         if not writable and not folder.items.exists():
             return None
         try:
-            return ItemStore(folder.items, writable=writable)
+            items = ItemStore(folder.items, writable=writable)
+            if not writable:
+                # One checkpoint for as long as it is open: the next one belongs to blocks that are not folded here.
+                items.database.rows("BEGIN")
+                items.cursors()
+            return items
         except Corrupt:
             if not writable:
                 return None

@@ -35,17 +35,13 @@ from echostore.peer.snapshots import Snapshot, take_snapshot
 from echostore.peer.status import PartyStatus, party_status
 from echostore.peer.streams import Stream
 from echostore.peer.sync_port import PartySyncPort
-from echostore.wire.messages import encode_genesis
+from echostore.wire.messages import NAME_CHARACTERS_MAX, encode_genesis
 from echostore.wire.signing import SigningKey
 from echostore.wire.views import sign_view
 
 if TYPE_CHECKING:
     from echostore.peer.members import Members
     from echostore.peer.peer import Peer
-
-SYSTEM_TYPE = "system"
-"""The type of a party's system item."""
-
 
 class Party:
     """One party of an open peer. Calls are safe from any thread; a batch holds other threads off until it ends."""
@@ -151,6 +147,7 @@ class Party:
             elif runtime.open_edits:
                 runtime.collect_edits()
             runtime.writer()
+            _check_names(model, version, type)
             item = runtime.next_item()
             depth = 0 if runtime.data is None else runtime.data.next_depth
             where = None if parent is None else parent._record().item
@@ -183,6 +180,8 @@ class Party:
         """A typed edge from an item to another, of this or another party. The link is itself an item."""
         self.check_own(source)
         end = self.reference_to(target) if isinstance(target, Item) else target
+        if not isinstance(end, Reference):
+            raise UsageError(f"a link leads to an item or a reference, not to a {end.__class__.__name__}")
         made: Item = self._create(
             PropertySet.name,
             PropertySet.version,
@@ -265,6 +264,8 @@ class Party:
         with self.reading() as runtime:
             if isinstance(item, Reference):
                 item = item.item
+            if not isinstance(item, (str, bytes)):
+                raise UsageError(f"an item is named by its id, not by a {type(item).__name__}")
             if isinstance(item, bytes):
                 if len(item) != ITEM_ID_BYTES:
                     raise UsageError(f"an item id has {ITEM_ID_BYTES} bytes, got {len(item)}")
@@ -274,7 +275,7 @@ class Party:
                 party, text = parse_locator(text)
                 if party != self.key:
                     raise NotFound("the locator names another party")
-            if len(text) == 2 * KEY_BYTES:
+            if len(text) == 2 * KEY_BYTES and is_hex(text):
                 view = self.find_view(bytes.fromhex(text))
                 if view is None:
                     raise NotFound(f"no view with the inception key {text[:8]} is in the party")
@@ -287,7 +288,7 @@ class Party:
                 return item_from_text(text)
             except ValueError:
                 raise UsageError(f"{text!r} is not an item id") from None
-        if len(text) < 4 or not all(digit in "0123456789abcdef" for digit in text):
+        if len(text) < 4 or not is_hex(text):
             raise UsageError(f"{text!r} is not an item id", next_step="Give at least four hex digits.")
         found = [item for item in runtime.all_items() if item_text(item).startswith(text)]
         if not found:
@@ -407,6 +408,11 @@ class Party:
         from echostore.peer.members import Members
 
         return Members(self)
+
+    def child_parties(self) -> list[tuple[PartyKey, str]]:
+        """The light-weight parties that members made below this one, with their titles at that time."""
+        with self.reading() as runtime:
+            return list(runtime.processor.membership.machine.children)
 
     # schemas and models
 
@@ -528,3 +534,17 @@ class Party:
 
     def __repr__(self) -> str:
         return f"<party {self.key.hex()[:8]} {self._title!r}>"
+
+
+def is_hex(text: str) -> bool:
+    return all(digit in "0123456789abcdefABCDEF" for digit in text)
+
+
+def _check_names(model: str, version: int, type: str) -> None:
+    """What every peer checks when it reads a genesis, before it is written."""
+    for name, what in ((model, "model"), (type, "type")):
+        check_value(name, where=what)
+        if not isinstance(name, str) or len(name) > NAME_CHARACTERS_MAX:
+            raise UsageError(f"a {what} is text of at most {NAME_CHARACTERS_MAX} characters")
+    if isinstance(version, bool) or not isinstance(version, int) or not 0 < version < 1 << 32:
+        raise UsageError(f"a model version is a number from 1, not {version!r}")

@@ -14,12 +14,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from echostore.kernel.errors import Closed, NotFound, Refused, UsageError
+from echostore.kernel.errors import Closed, Corrupt, EchoError, NotFound, Refused, UsageError
 from echostore.kernel.ids import PartyKey
 from echostore.kernel.values import parse_locator
-from echostore.peer.identity import JoinRequest, Welcome
+from echostore.peer.identity import JoinRequest, Welcome, check_title
 from echostore.peer.identity import Self as OwnSelf
-from echostore.peer.model_registry import PeerModels
+from echostore.peer.model_registry import PeerModels, forget_unreadable_items
 from echostore.peer.opening import PartyOpener
 from echostore.peer.party import Party
 from echostore.peer.plugins import LoadedModels, load_models
@@ -102,9 +102,18 @@ class Peer:
         return KeyStore.create(self.home.keys, passphrase)
 
     def _open_meta(self) -> MetaStore:
-        fresh = not self.home.meta.exists()
-        meta = MetaStore(self.home.meta, writable=not self.read_only)
-        if fresh and self.home.party_keys():
+        """The MetaStore. A damaged or empty one is put aside and made anew: the parties' own files say the same."""
+        try:
+            meta = MetaStore(self.home.meta, writable=not self.read_only)
+        except Corrupt:
+            if self.read_only:
+                raise
+            for suffix in ("", "-wal", "-shm"):
+                file = self.home.meta.with_name(self.home.meta.name + suffix)
+                if file.exists():
+                    file.replace(file.with_name(file.name + ".damaged"))
+            meta = MetaStore(self.home.meta)
+        if not self.read_only and self.home.party_keys() and not meta.parties(forgotten=True):
             meta.rebuild(self.home)
         if not self.read_only:
             meta.finish_forgetting(self.home)
@@ -144,16 +153,24 @@ class Peer:
     def create_party(self, title: str, *, local: bool = False) -> Party:
         """A new party with this peer as its owner; a local one needs no identity and can be adopted later."""
         self._check_writable()
-        if not title.strip():
-            raise UsageError("a party needs a title")
+        check_title(title)
         with self.lock:
             return self._keep(self.opener.create(title, local=local))
 
     def create_child(self, parent: Party, title: str) -> Party:
         """A light-weight party: it shares the parent's members and has its own feeds, history and undo."""
         self._check_writable()
+        check_title(title)
         with self.lock:
             return self._keep(self.opener.create_child(parent, title))
+
+    def enter_child(self, parent: Party, key: PartyKey) -> Party:
+        """Take part in a light-weight party that a member made below `parent`; see `parent.child_parties()`."""
+        self._check_writable()
+        with self.lock:
+            if any(known.key == key for known in self.parties()):
+                return self.party(key)
+            return self._keep(self.opener.enter_child(parent, key))
 
     def parties(self) -> list[KnownParty]:
         """The parties of this peer, without opening them."""
@@ -169,6 +186,8 @@ class Peer:
                 known = self.meta.party(key)
                 if known.state is PartyState.CLOSED:
                     raise Refused(f"party {key.hex()[:8]} is closed", next_step="Resume it first.")
+                if not self.read_only:
+                    forget_unreadable_items(self.home.party(key).items, self.models)
                 party = self._keep(self.opener.open(known))
             return party
 
@@ -200,9 +219,12 @@ class Peer:
         return [party for party in self._parties.values() if not party.runtime.closed]
 
     def resolve(self, locator: str) -> Any:
-        """The item or view that a locator names, if its party is here; None when it is not."""
+        """The item or view that a locator names; None when it or its party is not here, or the party is closed."""
         party, item = parse_locator(locator)
         try:
+            known = self.meta.party(party)
+            if known.state is PartyState.CLOSED:
+                return None
             return self.party(party).get(item)
         except NotFound:
             return None
@@ -237,34 +259,46 @@ class Peer:
 
     def pause_party(self, key: PartyKey) -> None:
         """Hold new blocks of a party without processing them, until `resume_party`."""
-        self._set_state(key, PartyState.PAUSED)
+        self._check_writable()
         with self.lock:
-            self.party(key).runtime.processor.paused = True
+            party = self.party(key)
+            if not party.runtime.processor.paused:
+                self.opener.pause(party)
+            self.meta.set_state(key, PartyState.PAUSED)
 
     def resume_party(self, key: PartyKey) -> Party:
         self._set_state(key, PartyState.ACTIVE)
         party = self.party(key)
         with self.lock:
             party.runtime.processor.resume()
+            party.report_forks()
         return party
 
     def close_party(self, key: PartyKey) -> None:
         """Close a party for good, until it is resumed: nothing of it is opened or decoded."""
+        self._check_writable()
         with self.lock:
-            party = self._parties.pop(key, None)
-            if party is not None:
-                party.runtime.close()
-        self._set_state(key, PartyState.CLOSED)
+            self.meta.party(key)
+            self._let_go(key)
+            self.meta.set_state(key, PartyState.CLOSED)
 
     def forget_party(self, key: PartyKey) -> None:
         """Delete everything this peer holds of a party. Other members keep theirs."""
         self._check_writable()
         with self.lock:
             self.meta.party(key)
-            party = self._parties.pop(key, None)
-            if party is not None:
-                party.runtime.close()
+            self._let_go(key)
             self.meta.forget(self.home, key)
+
+    def _let_go(self, key: PartyKey) -> None:
+        """Release a party's files, its light-weight parties' first: they live by its control feeds."""
+        party = self._parties.pop(key, None)
+        if party is None:
+            return
+        for other in list(self._parties.values()):
+            if other.runtime.processor.parent is party.runtime.processor:
+                self._let_go(other.key)
+        party.runtime.close()
 
     def _set_state(self, key: PartyKey, state: PartyState) -> None:
         self._check_writable()
@@ -274,11 +308,9 @@ class Peer:
     # durability
 
     def flush(self) -> None:
-        """Make all writes of all parties durable."""
+        """Make all writes of all parties durable. One that fails stops no other; the first failure is raised."""
         with self.lock:
-            for party in self.open_parties():
-                if party.runtime.writable:
-                    party.runtime.flush()
+            _each([party.runtime.flush for party in self.open_parties() if party.runtime.writable])
 
     def _written(self) -> None:
         if not self._background or self._due.is_set():
@@ -313,8 +345,7 @@ class Peer:
             self._stop = True
             self._due.set()
             try:
-                for party in list(self._parties.values()):
-                    party.runtime.close()
+                _each([party.runtime.close for party in self._parties.values()])
             finally:
                 self._release()
         if self._flusher is not None and self._flusher is not threading.current_thread():
@@ -346,3 +377,15 @@ class Peer:
 
     def __repr__(self) -> str:
         return f"<peer {self.name!r} at {Path(self.home.path).name}>"
+
+
+def _each(steps: list[Callable[[], None]]) -> None:
+    """Run every step, whatever the others do; then raise the first failure."""
+    failures: list[EchoError] = []
+    for step in steps:
+        try:
+            step()
+        except EchoError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]

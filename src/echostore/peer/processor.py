@@ -14,26 +14,40 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from echostore.kernel.errors import Corrupt
-from echostore.kernel.ids import FeedId, FeedKey, IdentityKey, ItemId, Link, PartyKey, created_item_id, feed_id
+from echostore.kernel.ids import (
+    FeedId,
+    FeedKey,
+    IdentityKey,
+    ItemId,
+    Link,
+    PartyKey,
+    created_item_id,
+    feed_id,
+    item_from_text,
+)
 from echostore.kernel.items.operations import ItemOperation, Reject, WriterRole
 from echostore.kernel.items.record import ItemRecord
 from echostore.kernel.items.state import PartyState
 from echostore.kernel.models.base import OperationRefused
 from echostore.kernel.models.factory import ModelFactory
-from echostore.kernel.order import CONTROL, DATA, Delivery, Ended, Envelope, FeedCursor, Orderer
+from echostore.kernel.order import CONTROL, DATA, Delivery, Ended, Envelope, FeedCursor, Mark, Orderer
 from echostore.kernel.party.admission import Admission
 from echostore.kernel.party.credentials import FeedKind, Role
 from echostore.kernel.reasons import Reason
 from echostore.kernel.timeframe import Dependency, Position, Timeframe, link_prefix
+from echostore.peer.anchors import Anchor
 from echostore.peer.checkpoints import load_cursors, load_moves, load_record
 from echostore.peer.membership import Membership
 from echostore.peer.reading import BlockReader
-from echostore.peer.refolding import refold, refold_moved
+from echostore.peer.refolding import LACKING, refold, refold_found, refold_moved
 from echostore.store.feed_store import FeedStore
 from echostore.store.item_store import ItemStore
 from echostore.wire.messages import decode_envelope, decode_operations
 
 READER_ROLES = frozenset({Role.READER})
+
+SYSTEM_TYPE = "system"
+"""The type of a party's system item."""
 
 EXCLUSIONS = frozenset({Reason.FORK, Reason.BEYOND_CUT, Reason.RETIRED, Reason.READER, Reason.UNADMITTED})
 """Why the admission keeps a whole block out."""
@@ -59,6 +73,7 @@ class Delivered:
 class Counters:
     """What the processor has done since it was opened."""
 
+    control: int = 0
     delivered: int = 0
     applied: int = 0
     excluded: int = 0
@@ -109,7 +124,6 @@ class PartyProcessor:
         """Feeds that moved since this device last wrote: what its next message must name."""
         self._genesis_feed = genesis_feed
         self._admission: Admission | None = None
-        self.child_system_item: ItemId | None = None
         self._admission_changed = False
         self.limit = limit
         """While the party is paused: how far the feeds of others are processed. What is beyond is held, no more."""
@@ -255,6 +269,10 @@ class PartyProcessor:
             if cursor.kind == CONTROL and cursor.length
         )
 
+    def feeds_of(self, kind: str) -> FeedStore:
+        """Where feeds of a kind are: a child party's control feeds are its parent's."""
+        return self.parent.feeds if kind == CONTROL and self.parent is not None else self.feeds
+
     def feed_key(self, feed: FeedId) -> FeedKey:
         return self.orderer.cursors[feed].key
 
@@ -397,6 +415,7 @@ class PartyProcessor:
     def _take_control(self, event: Delivery | Ended) -> bool:
         if isinstance(event, Ended):
             return False
+        self.counters.control += 1
         self.advanced.add(event.cursor.id)
         self.membership.receive(event)
         return True
@@ -498,6 +517,7 @@ class PartyProcessor:
             block = self.feeds.block(cursor.key, seq)
             envelope = decode_envelope(block.payload, CONTROL)
             assert isinstance(envelope, Envelope), envelope
+            self.counters.control += 1
             self.membership.receive(Delivery(cursor, seq, block.link, envelope))
         self._admission_moved()
         self._follow_data()
@@ -582,10 +602,19 @@ class PartyProcessor:
     @property
     def system_item(self) -> ItemId | None:
         """The party's system item: the first item of the genesis data feed."""
-        genesis = self.membership.machine.genesis
         if self.parent is not None:
-            return self.child_system_item
+            return self._child_system_item()
+        genesis = self.membership.machine.genesis
         return created_item_id(feed_id(genesis.data_feed), 0, 0) if genesis else None
+
+    def _child_system_item(self) -> ItemId | None:
+        """A child party has no genesis of its own: the earliest item that was made as one."""
+        found = []
+        for feed in self.admission.by_id:
+            record = self.state.record(created_item_id(feed, 0, 0))
+            if record is not None and record.genesis.type == SYSTEM_TYPE:
+                found.append((record.genesis.depth, record.item))
+        return min(found)[1] if found else None
 
     def operations_at(self, feed: FeedId, seq: int) -> list[ItemOperation]:
         return self.operations(feed, seq, self._envelope(feed, seq).body)

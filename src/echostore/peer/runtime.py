@@ -24,6 +24,7 @@ from echostore.kernel.party.credentials import Role
 from echostore.kernel.reasons import Reason
 from echostore.peer.anchors import Anchor
 from echostore.peer.checkpoints import cursor_rows, decode_values, index_key, move_rows, state_rows
+from echostore.peer.model_registry import COMMUTING_MARK, commuting_mark
 from echostore.peer.processor import PartyProcessor
 from echostore.peer.source import PartySource
 from echostore.peer.writer import OwnFeed
@@ -162,13 +163,14 @@ class PartyRuntime:
             self.collect_edits()
             if batch.operations:
                 self._batch = None
-                self._write(batch.operations, batch.writer, undoes=undoes, applied_ms=batch.time_ms)
+                self._write(batch.operations, self.writer(), undoes=undoes, applied_ms=batch.time_ms)
+                if batch.overtaken:
+                    self.processor.refold(batch.touched)
         except BaseException:
             self._batch = None
             self.open_edits.clear()
-            touched = {operation.item for operation in batch.operations} | batch.edited
-            if touched:
-                self.processor.refold(touched)
+            if batch.touched:
+                self.processor.refold(batch.touched)
             self.processor.finish()
             raise
         self._batch = None
@@ -203,7 +205,7 @@ class PartyRuntime:
         """Show one operation of an open batch to its writer."""
         assert self.data is not None
         stamp = Stamp(depth, self.data.feed, self.data.cursor.length, position)
-        self.state.apply_own(operation, stamp, time_ms, writer)
+        self.source.touched(self.state.apply_own(operation, stamp, time_ms, writer))
 
     # open edits of texts and lists
 
@@ -219,6 +221,7 @@ class PartyRuntime:
         self.open_edits[record.item] = record
         self.state.dirty.add(record.item)
         self.state.changed.add(record.item)
+        self.source.touched((record.item,))
         if self._batch is not None:
             self._batch.edited.add(record.item)
         self.on_write()
@@ -227,7 +230,13 @@ class PartyRuntime:
         """Turn open edits into one message of their own."""
         operations = self._take_edits()
         if operations:
-            self._write(operations, self.writer(), undoes=None)
+            try:
+                self._write(operations, self.writer(), undoes=None)
+            except Refused:
+                # They are in the state and will never be in a message: take them out again.
+                self.processor.refold({operation.item for operation in operations})
+                self.processor.finish()
+                raise
         self.processor.finish()
 
     def collect_edits(self) -> None:
@@ -324,7 +333,7 @@ class PartyRuntime:
             if moves_changed
             else [],
             rejects=processor.new_rejects,
-            about={"admission": processor.admission.digest},
+            about={"admission": processor.admission.digest, COMMUTING_MARK: commuting_mark(processor.factory)},
         )
         state_rows(state, frozenset(self.declared), checkpoint)
         self.items.save(checkpoint)
@@ -390,6 +399,9 @@ class PartyRuntime:
                 self.flush()
         finally:
             self.closed = True
+            parent = self.processor.parent
+            if parent is not None and self.processor in parent.children:
+                parent.children.remove(self.processor)
             for store in (self.items, self.blobs, self.feeds):
                 if store is not None:
                     store.close()
@@ -407,6 +419,20 @@ class _Batch:
         self.writer = writer
         self.operations: list[ItemOperation] = []
         self.edited: set[ItemId] = set()
+        self._seen = self._counted()
+
+    @property
+    def touched(self) -> set[ItemId]:
+        return {operation.item for operation in self.operations} | self.edited
+
+    @property
+    def overtaken(self) -> bool:
+        """Whether blocks came in or items were folded again meanwhile: what was shown has other stamps by now."""
+        return self._counted() != self._seen
+
+    def _counted(self) -> tuple[int, int, int]:
+        counters = self._runtime.processor.counters
+        return counters.delivered, counters.refolded_items, counters.control
 
     def add(self, operations: list[ItemOperation]) -> None:
         for operation in operations:

@@ -106,7 +106,8 @@ class PartySyncPort:
                 return length
             if result.reason is Reason.FORK:
                 runtime.processor.fork_stored(key)
-                party.report_forks()
+                if not runtime.processor.paused:
+                    party.report_forks()
                 self._grew(key, runtime.feeds.length(key))
             return Rejection(result.reason, fatal=result.reason is Reason.BAD_SIGNATURE)
 

@@ -29,21 +29,22 @@ STACK_MESSAGES_MAX = 1000
 
 
 def undo(runtime: PartyRuntime) -> bool:
+    _check_no_batch(runtime)
     runtime.flush()
     undo_stack, _ = _stacks(runtime)
-    if not undo_stack:
-        return False
-    _take_back(runtime, undo_stack[-1])
-    return True
+    return any(_take_back(runtime, seq) for seq in reversed(undo_stack))
 
 
 def redo(runtime: PartyRuntime) -> bool:
+    _check_no_batch(runtime)
     runtime.flush()
     _, redo_stack = _stacks(runtime)
-    if not redo_stack:
-        return False
-    _take_back(runtime, redo_stack[-1])
-    return True
+    return any(_take_back(runtime, seq) for seq in reversed(redo_stack))
+
+
+def _check_no_batch(runtime: PartyRuntime) -> None:
+    if runtime.in_batch:
+        raise Refused("a batch is open", next_step="Undo after it; a batch that raises is taken back as a whole.")
 
 
 def _stacks(runtime: PartyRuntime) -> tuple[list[int], list[int]]:
@@ -72,9 +73,11 @@ def _stacks(runtime: PartyRuntime) -> tuple[list[int], list[int]]:
     return undo_stack, redo_stack
 
 
-def _take_back(runtime: PartyRuntime, seq: int) -> None:
+def _take_back(runtime: PartyRuntime, seq: int) -> bool:
+    """Whether there was anything to take back; a message that changed nothing is passed over."""
     own = runtime.data
     assert own is not None
+    length = own.cursor.length
     block = runtime.feeds.block(own.cursor.key, seq)
     envelope = decode_envelope(block.payload, DATA)
     assert isinstance(envelope, Envelope), envelope
@@ -94,6 +97,7 @@ def _take_back(runtime: PartyRuntime, seq: int) -> None:
                 reversals.extend(_reversal(runtime, operation, stamp))
         if reversals:
             runtime.operate(reversals)
+    return own.cursor.length > length
 
 
 def _restore_layer(runtime: PartyRuntime, operation: ItemOperation, seq: int) -> list[ItemOperation]:

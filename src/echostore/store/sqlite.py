@@ -243,7 +243,7 @@ class Database:
             try:
                 return work(connection)
             except (sqlite3.Error, UnicodeDecodeError) as error:
-                if connection.in_transaction:
+                if connection.in_transaction and self.writable:
                     raise  # `transaction` rolls back first, then gives it a type.
                 raise self._typed(error) from error
 

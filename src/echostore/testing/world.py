@@ -10,6 +10,7 @@ history that `echostore.testing.checker` reads.
 
 import hashlib
 import heapq
+import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -247,8 +248,9 @@ class World:
         return all(each == states[0] for each in states)
 
     def digest(self) -> str:
-        """The hash of the whole trace: equal for equal seeds, in every process."""
-        return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()
+        """The hash of the whole trace and history: equal for equal seeds, in every process."""
+        lines = [*self.trace, *map(json.dumps, self.history)]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     def endpoints(self) -> list[Endpoint]:
         return [

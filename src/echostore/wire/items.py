@@ -96,7 +96,7 @@ def decode_model(factory: ModelFactory, name: str, version: int, item: ItemId, s
         ]
         return factory.restore_operations(name, version, item, kept)
     if isinstance(blank, CommutingFold):
-        blank.instance.restore(value_from_bytes(state))
+        blank.instance.restore(value_from_bytes(state, bytes_max=None))  # a state may be larger than one property
         return blank
     return CODECS[name].decode_state(item, state)
 

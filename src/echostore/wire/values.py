@@ -8,11 +8,10 @@ import struct
 
 from echostore.kernel.ids import ITEM_ID_BYTES, KEY_BYTES, Cid, ItemId, PartyKey
 from echostore.kernel.limits import KEY_CHARACTERS_MAX, VALUE_BYTES_MAX, VALUE_DEPTH_MAX
-from echostore.kernel.values import BlobRef, Reference, Value, from_timestamp_us, timestamp_us
+from echostore.kernel.values import CID_BYTES_MAX, BlobRef, Reference, Value, from_timestamp_us, timestamp_us
 from echostore.wire.generated import value_pb2 as pb
 
 _NAN = struct.unpack("<d", struct.pack("<Q", 0x7FF8000000000000))[0]
-CID_BYTES_MAX = 64
 
 
 class MalformedValue(ValueError):
@@ -74,7 +73,7 @@ def decode_value(message: pb.Value, depth: int = 0) -> Value:
         return _reference(message.reference)
     if kind == "blob":
         blob = message.blob
-        if any(len(cid) > CID_BYTES_MAX for cid in blob.cids):
+        if not all(0 < len(cid) <= CID_BYTES_MAX for cid in blob.cids):
             raise MalformedValue("a blob reference with a malformed CID")
         return BlobRef(tuple(Cid(cid) for cid in blob.cids), blob.size, blob.media_type, blob.name)
     if depth >= VALUE_DEPTH_MAX:
@@ -91,8 +90,8 @@ def value_bytes(value: Value) -> bytes:
     return encode_value(value).SerializeToString(deterministic=True)
 
 
-def value_from_bytes(data: bytes) -> Value:
-    if len(data) > VALUE_BYTES_MAX:
+def value_from_bytes(data: bytes, *, bytes_max: int | None = VALUE_BYTES_MAX) -> Value:
+    if bytes_max is not None and len(data) > bytes_max:
         raise MalformedValue("a value over the limit")
     try:
         message = pb.Value.FromString(data)

@@ -30,7 +30,7 @@ from echostore.kernel.models._shared_sequence import SharedSequence
 from echostore.kernel.models.base import OperationRefused
 from echostore.kernel.models.factory import ModelFactory
 from echostore.kernel.models.ordered_fold import CommutingFold, OrderedFold
-from echostore.kernel.models.property_set import DELETED, PropertySet, Restore, Set
+from echostore.kernel.models.property_set import DELETED, SET, EntryKey, PropertySet, Restore, Set
 from echostore.kernel.reasons import Reason
 
 EDITS_MAX = 4096
@@ -136,14 +136,16 @@ class PartyState:
                 if isinstance(refusal, ItemMissing):
                     self.wanted.add(refusal.item)
 
-    def apply_own(self, operation: ItemOperation, stamp: Stamp, time_ms: int, writer: WriterRole) -> None:
-        """Show one operation of a message that this device is still writing; OperationRefused when it can't be."""
+    def apply_own(self, operation: ItemOperation, stamp: Stamp, time_ms: int, writer: WriterRole) -> set[ItemId]:
+        """Show one operation of a message that this device is still writing; OperationRefused when it can't be.
+        Returns what it touched."""
         self._apply_one(operation, stamp, time_ms, writer, own=True)
-        if operation.field == PLACEMENT:
-            self.settle()
+        return self.settle() | {operation.item}
 
-    def settle(self) -> None:
-        """Import the edits and replay the moves that came since the last call: once for a whole run of messages."""
+    def settle(self) -> set[ItemId]:
+        """Import the edits and replay the moves that came since the last call, once for a whole run of messages;
+        returns the items whose place changed."""
+        touched: set[ItemId] = set()
         if self._edits:
             self._import_edits()
         if self._moves:
@@ -152,6 +154,7 @@ class PartyState:
             self.moves_dirty = True
             self.changed |= touched
             self.dirty |= {item for item in touched if self.record(item) is not None}
+        return touched
 
     def _apply_one(self, operation: ItemOperation, stamp: Stamp, time_ms: int, writer: WriterRole, own: bool) -> None:
         item, field, body = operation
@@ -205,17 +208,19 @@ class PartyState:
         self.changed.update(end for end in (genesis.parent, genesis.source, genesis.target) if end is not None)
 
     def _apply_metadata(self, record: ItemRecord, body: Any, stamp: Stamp, time_ms: int, writer: WriterRole) -> None:
-        rule = _access_rule(body)
-        if rule is not None:
+        written = _access_change(body)
+        if written is not None:
             creator = self._identity_of(item_creator(record.item))
             if writer.role not in ADMIN_ROLES and writer.identity != creator:
                 raise OperationRefused(Reason.DENIED, "only admins and the item's creator change who may write it")
-            write = AccessWrite(stamp, rule)
-            record.access.append(write)
+        record.metadata.apply(body, stamp, time_ms)
+        if written is not None:
+            # After an undo the best remaining write rules. What is shown now is just that, or a refold will see to it.
+            value = written.value if isinstance(written, Set) else record.metadata.get((ACCESS_KEY,))
+            record.access.append(AccessWrite(stamp, _rule_of(value)))
             record.access.sort(key=lambda known: known.stamp)
             if record.last is not None and stamp < record.last:
                 self.refold.add(record.item)
-        record.metadata.apply(body, stamp, time_ms)
 
     def _check_access(self, record: ItemRecord, field: str, stamp: Stamp, writer: WriterRole) -> None:
         rule = record.rule_at(stamp)
@@ -258,22 +263,20 @@ class PartyState:
         self.changed |= items
 
 
-def _access_rule(operation: Any) -> AccessRule | None:
-    """The access rule that a metadata operation writes, if it writes one. A malformed one allows nobody but owners:
-    narrowing was meant, and opening up by mistake would be worse."""
+def _access_change(operation: Any) -> Set | Restore | None:
+    """The last change of a metadata operation that writes the access rule, if any does."""
+    found: Set | Restore | None = None
     for change in operation:
-        if isinstance(change, Restore):
-            if change.key.path[0] == ACCESS_KEY:
-                value = DELETED if change.entry is None else change.entry.value
-                return _rule_of(value)
-        elif change.path[0] == ACCESS_KEY:
-            if type(change) is not Set or len(change.path) != 1:
+        key = change.key if isinstance(change, Restore) else EntryKey(change.path, SET, b"", None)
+        if key.path[0] == ACCESS_KEY:
+            if len(key.path) != 1 or key.kind != SET or not isinstance(change, Set | Restore):
                 raise OperationRefused(Reason.MALFORMED, "access metadata is written whole")
-            return _rule_of(change.value)
-    return None
+            found = change
+    return found
 
 
 def _rule_of(value: Any) -> AccessRule:
+    """A malformed rule allows nobody but owners: narrowing was meant, and opening up by mistake would be worse."""
     if value is DELETED or value is None:
         return AccessRule()
     roles = value.get("roles", []) if isinstance(value, dict) else []

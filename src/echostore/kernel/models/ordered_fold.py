@@ -2,7 +2,8 @@
 
 This is how an application's own model gets the laws for free: its operations are kept as a list sorted by stamp, the
 list is the snapshot, and the model itself is a plain object to which they are applied in that order. A late operation
-that sorts before others makes the next read replay. A model that is not registered here (`Unknown`) is the same list
+that sorts before others makes the next read replay. An operation that can't be decoded, or that the model refuses at
+its place, stays in the list and changes nothing; `refused` says why. A model that is not registered here (`Unknown`) is the same list
 without the object: kept byte for byte, replicated, snapshotted, and revived once the model is registered.
 
 A model that promises to commute and writes its own snapshot is held by `CommutingFold` instead.
@@ -19,6 +20,9 @@ from echostore.kernel.reasons import Reason
 from echostore.kernel.values import Value
 
 Decode = Callable[[bytes], Value]
+"""ValueError when the bytes are none of a value."""
+
+_REFUSED = object()
 
 
 @runtime_checkable
@@ -55,7 +59,7 @@ class KeptOperation(NamedTuple):
 class OrderedFold:
     """The state of an item as its list of operations. `make` is None for an unknown model."""
 
-    __slots__ = ("_decode", "_folded", "_instance", "_make", "item", "name", "operations", "version")
+    __slots__ = ("_decode", "_folded", "_instance", "_make", "item", "name", "operations", "refused", "version")
 
     def __init__(
         self,
@@ -72,6 +76,7 @@ class OrderedFold:
         self._make, self._decode = make, decode
         self._instance: CustomModel | None = None
         self._folded = 0
+        self.refused: dict[Stamp, str] = {}
 
     @property
     def opaque(self) -> bool:
@@ -89,28 +94,49 @@ class OrderedFold:
             self._instance, self._folded = None, 0
 
     def value(self) -> Value:
-        """The model's value; None for an unknown model; ModelFailed when the model raised on an operation."""
-        return None if self._make is None else self.instance().value()
+        """The model's value; None for an unknown model; ModelFailed when the model raised."""
+        if self._make is None:
+            return None
+        instance = self.instance()
+        try:
+            return instance.value()
+        except Exception as error:
+            raise self._failed(error) from error
 
     def instance(self) -> CustomModel:
         """The application's own object with all operations applied."""
         assert self._make is not None, self.name
         if self._instance is None:
             self._instance, self._folded = self._make(), 0
+            self.refused.clear()
         while self._folded < len(self.operations):
             kept = self.operations[self._folded]
-            try:
-                self._instance.apply(self._decode(kept.operation), kept.stamp)
-            except Exception as error:
-                self._instance, self._folded = None, 0
-                raise ModelFailed(
-                    f"the model {self.name}@{self.version} of item {item_text(self.item)[:8]} raised "
-                    f"{type(error).__name__}: {error}",
-                    unchanged="Its operations are kept and all other items work.",
-                    next_step="Register a version of the model that can apply them.",
-                ) from error
+            operation = self._decoded(kept)
+            if operation is not _REFUSED:
+                try:
+                    self._instance.apply(operation, kept.stamp)
+                except OperationRefused as refusal:
+                    self.refused[kept.stamp] = str(refusal)
+                except Exception as error:
+                    self._instance, self._folded = None, 0
+                    raise self._failed(error) from error
             self._folded += 1
         return self._instance
+
+    def _decoded(self, kept: KeptOperation) -> Value:
+        try:
+            return self._decode(kept.operation)
+        except ValueError as error:
+            self.refused[kept.stamp] = str(error)
+            return _REFUSED
+
+    def _failed(self, error: Exception) -> ModelFailed:
+        return ModelFailed(
+            f"the model {self.name}@{self.version} of item {item_text(self.item)[:8]} raised "
+            f"{type(error).__name__}: {error}",
+            unchanged="Its operations are kept and all other items work.",
+            next_step="Register a version of the model that can apply them.",
+        )
 
 
 class CommutingFold:

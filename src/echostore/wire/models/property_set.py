@@ -205,7 +205,7 @@ def _decode_entry(message: pb.PropertyEntry, feed: FeedId) -> tuple[EntryKey, En
 def _encode_increment(delta: int | float, base: Stamp | None) -> pb.Increment:
     stamp = _encode_stamp(base) if base else None
     if isinstance(delta, float):
-        return pb.Increment(number=delta, base=stamp)
+        return pb.Increment(number=delta or 0.0, base=stamp)  # a negative zero would not be read back as one
     return pb.Increment(integer=delta, base=stamp)
 
 
