@@ -77,14 +77,19 @@ def counter_is_whole(number: int, rows: int) -> bool:
     return rows in (number // 3, max(0, (number - 1) // 3))
 
 
+def tell(outcome: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps(outcome) + "\n")
+    sys.stdout.flush()
+
+
 def in_child(work: object) -> int:
     pid = os.fork()
     if pid == 0:
         try:
             work()  # type: ignore[operator]  # a function
             os._exit(0)
-        except BaseException as error:
-            print(json.dumps({"ok": False, "error": f"{type(error).__name__}: {error}"}), flush=True)
+        except BaseException as error:  # noqa: BLE001  # whatever it was, the parent must hear of it
+            tell({"ok": False, "error": f"{type(error).__name__}: {error}"})
             os._exit(1)
     return pid
 
@@ -107,10 +112,10 @@ def main(folder: Path, kills: int, seed: int) -> None:
         os.close(reading)
         lines = told.decode().splitlines()
         acknowledged = int(lines[-1]) if lines else 0
-        checker = in_child(lambda: print(json.dumps(inspect(home, acknowledged)), flush=True))  # noqa: B023  # as above
+        checker = in_child(lambda: tell(inspect(home, acknowledged)))  # noqa: B023  # as above
         _, status = os.waitpid(checker, 0)
         if status:
-            print(json.dumps({"ok": False, "error": f"the inspector of round {number} ended with {status}"}), flush=True)
+            tell({"ok": False, "error": f"the inspector of round {number} ended with {status}"})
             return
 
 

@@ -1,11 +1,11 @@
 """Builders for tests with real peers: a circle of peers that share a party, and a member who lies.
 
-    circle = Circle(tmp_path, "ann", "bob", "cat")      # ann founds, the others join as editors
-    circle.party("bob").get(item)["n"] = 1
-    cid = circle.agree()                                # all meet; CIDs and lists of rejects are equal
+circle = Circle(tmp_path, "ann", "bob", "cat")      # ann founds, the others join as editors
+circle.party("bob").get(item)["n"] = 1
+cid = circle.agree()                                # all meet; CIDs and lists of rejects are equal
 
-    liar = Liar.of(circle, "cat")                       # signs with cat's real keys, past cat's own code
-    liar.send(liar.message(...), to="ann")
+liar = Liar.of(circle, "cat")                       # signs with cat's real keys, past cat's own code
+liar.send(liar.message(...), to="ann")
 """
 
 from collections.abc import Iterable, Sequence

@@ -4,17 +4,20 @@ Three real peers on real stores write to all models, exchange feeds in random pa
 and change roles. After everything has met, all CIDs are equal, and equal to a replay and to the past read back.
 """
 
+import contextlib
 import random
 from pathlib import Path
 
 import pytest
 
 import echostore
+from echostore.kernel.errors import Refused
 from echostore.peer.party import Party
 from echostore.peer.peer import Peer
 from echostore.testing.inmemory import link
 
 NAMES = ("ann", "bob", "cat")
+VERBS = ["set", "set", "set", "nested", "increment", "add", "create", "append", "delete-element", "type", "erase", "post", "move", "trash", "undo", "batch", "move-element", "link", "meet", "meet"]
 
 
 class Trio:
@@ -72,10 +75,7 @@ class Trio:
     def step(self) -> None:
         name = self.random.choice(NAMES)
         party = self.party(name)
-        verb = self.random.choice(
-            ["set", "set", "set", "nested", "increment", "add", "create", "append", "delete-element", "type", "erase"]
-            + ["post", "move", "trash", "undo", "batch", "move-element", "link", "meet", "meet"]
-        )
+        verb = self.random.choice(VERBS)
         getattr(self, "_" + verb.replace("-", "_"))(name, party)
 
     def _any(self, party: Party, kind: str = "property-set"):
@@ -133,10 +133,8 @@ class Trio:
         log.post({"by": name}, reply_to=self.random.choice(posts) if posts and self.random.random() < 0.5 else None)
 
     def _move(self, name: str, party: Party) -> None:
-        try:
+        with contextlib.suppress(Refused):  # below itself
             self._any(party).move(self._any(party) if self.random.random() < 0.8 else None)
-        except echostore.EchoError as error:
-            assert "below itself" in str(error)
 
     def _trash(self, name: str, party: Party) -> None:
         item = self._any(party)
@@ -209,13 +207,11 @@ def test_peers_agree_when_a_member_is_removed_meanwhile(trio: Trio) -> None:
     for _ in range(25):
         name = trio.random.choice(NAMES)
         party = trio.party(name)
-        try:
+        # The removed one goes on until it hears of it.
+        with contextlib.suppress(Refused) if name == "cat" else contextlib.nullcontext():
             trio._set(name, party)
             trio._create(name, party)
             trio._type(name, party)
-        except echostore.EchoError as error:
-            assert name == "cat", error
-            assert "may not write" in str(error)
     cid = trio.agree()
     excluded = trio.party("ann").rejected()
     assert any(reject.reason == "beyond-cut" for reject in excluded)

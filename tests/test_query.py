@@ -539,7 +539,6 @@ class Named(Handle):
 
 
 def test_the_guide_s_examples_run() -> None:
-    pytest.importorskip("pyarrow")
     party = Party()
     party.handle = lambda item: Named(item, party.party)  # type: ignore[method-assign]  # shows names
     board = party.create(0, "board", title="Summer")

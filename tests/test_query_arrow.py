@@ -5,6 +5,9 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
+import pandas
+import polars
+import pyarrow
 import pytest
 
 from echostore.kernel.errors import EchoError
@@ -12,8 +15,6 @@ from echostore.kernel.ids import Cid, item_text
 from echostore.kernel.values import BlobRef, Reference
 from echostore.peer.query import MultiQuery
 from reference.query_party import Party
-
-pyarrow = pytest.importorskip("pyarrow")
 
 MOMENT = datetime(2024, 6, 1, 12, 0, 0, 5, tzinfo=UTC)
 
@@ -109,7 +110,6 @@ def test_several_parties_are_told_apart() -> None:
 
 
 def test_pandas_and_polars() -> None:
-    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
     party = Party()
     party.create(1, title="a", due=MOMENT, n=1)
     party.create(2, title="b", n=2)

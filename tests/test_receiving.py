@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from peer_builder import Circle, Liar, head_of, reasons
 
 from echostore.kernel.feed import Head
 from echostore.kernel.ids import FeedId, ItemId, created_item_id
@@ -21,6 +20,7 @@ from echostore.wire.generated import property_set_pb2, text_pb2, threaded_log_pb
 from echostore.wire.messages import encode_operation
 from echostore.wire.signing import SigningKey
 from echostore.wire.views import sign_view
+from peer_builder import Circle, Liar, head_of, reasons
 
 NOBODY = FeedId(b"nobody!!")
 
@@ -53,9 +53,7 @@ class Scene:
     def send(self, *operations: pb.Operation) -> None:
         """One message of Cat's with these operations, after all that Ann knows."""
         party = self.circle.party("ann")
-        known = party.runtime.processor.orderer.cursors[self.liar.feed].asserted
-        feed = FeedId(self.item.id[:8])
-        after = [] if feed in known else [head_of(party, feed)]
+        after = [] if self.liar.length else [head_of(party, FeedId(self.item.id[:8]))]
         self.liar.send(self.liar.message(*operations, after=after))
 
     def goes_on(self) -> None:

@@ -96,7 +96,7 @@ def item_text(item: ItemId) -> str:
 def item_from_text(text: str) -> ItemId:
     """The id that `item_text` rendered; ValueError when the text is not 32 hex digits."""
     raw = bytes.fromhex(text)
-    if len(raw) != ITEM_ID_BYTES:
+    if len(raw) != ITEM_ID_BYTES or len(text) != 2 * ITEM_ID_BYTES:  # fromhex passes over spaces
         raise ValueError(f"an item id has 32 hex digits, got {len(text)}")
     creator = int.from_bytes(raw[8:], "big")
     local = _unmix(int.from_bytes(raw[:8], "big")) ^ creator

@@ -57,11 +57,11 @@ def parse_locator(text: str) -> tuple[PartyKey, str]:
     head, _, rest = text.partition("://")
     party, _, item = rest.partition("/")
     try:
-        key = bytes.fromhex(party)
-        bytes.fromhex(item)
+        key, named = bytes.fromhex(party), bytes.fromhex(item)
     except ValueError:
-        key = b""
-    if head != "echo" or len(key) != KEY_BYTES or len(item) not in (2 * ITEM_ID_BYTES, 2 * KEY_BYTES):
+        key = named = b""
+    whole = len(party + item) == 2 * len(key + named)  # fromhex passes over spaces
+    if head != "echo" or not whole or len(key) != KEY_BYTES or len(named) not in (ITEM_ID_BYTES, KEY_BYTES):
         raise UsageError(f"{text!r} is not a locator", next_step="A locator reads echo://<party>/<item>.")
     return PartyKey(key), item
 

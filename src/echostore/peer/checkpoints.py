@@ -22,6 +22,7 @@ from echostore.wire.generated import snapshot_pb2 as pb
 from echostore.wire.items import decode_record, encode_record
 
 _REFERENCE, _BLOB = 1, 2
+_PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
 
 
 class LoadedCursors(NamedTuple):
@@ -189,7 +190,7 @@ def index_key(value: Value) -> object:
 
 def encode_values(values: dict[str, Value]) -> bytes:
     """Properties as the query index keeps them: msgpack with our own types as extensions."""
-    return _encoder.encode(values)
+    return _encoder.encode({key: value if type(value) in _PLAIN else _tagged(value) for key, value in values.items()})
 
 
 def decode_values(data: bytes) -> dict[str, Value]:
@@ -197,14 +198,18 @@ def decode_values(data: bytes) -> dict[str, Value]:
     return decoded
 
 
-def _encode_extension(value: object) -> object:
+def _tagged(value: Value) -> object:
+    """Our own types as extensions, wherever they stand: msgspec would write a dataclass as a map."""
     if isinstance(value, Reference):
         return msgspec.msgpack.Ext(_REFERENCE, value.item + (value.party or b""))
     if isinstance(value, BlobRef):
-        return msgspec.msgpack.Ext(
-            _BLOB, msgspec.msgpack.encode([list(value.cids), value.size, value.media_type, value.name])
-        )
-    raise TypeError(f"a {type(value).__name__} in a property set")
+        content = [list(value.cids), value.size, value.media_type, value.name]
+        return msgspec.msgpack.Ext(_BLOB, msgspec.msgpack.encode(content))
+    if isinstance(value, list):
+        return [_tagged(inner) for inner in value]
+    if isinstance(value, dict):
+        return {key: _tagged(inner) for key, inner in value.items()}
+    return value
 
 
 def _decode_extension(code: int, data: memoryview) -> object:
@@ -226,7 +231,7 @@ def _decode_asserted(data: bytes) -> dict[FeedId, Dependency]:
     return {FeedId(feed): Dependency(FeedId(feed), seq, prefix, depth) for feed, seq, prefix, depth in rows}
 
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_extension)
+_encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(ext_hook=_decode_extension)
 
 __all__ = [

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from echostore.peer.members import Members
     from echostore.peer.peer import Peer
 
+
 class Party:
     """One party of an open peer. Calls are safe from any thread; a batch holds other threads off until it ends."""
 

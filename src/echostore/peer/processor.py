@@ -565,7 +565,9 @@ class PartyProcessor:
             if cursor.ended is not None and (self.parent is None or cursor.kind == DATA):
                 found.append(Reject(cursor.id, cursor.length, -1, Reason.INVALID, cursor.ended))
                 last = min(cursor.held, cursor.length + AFTER_INVALID_LISTED_MAX)
-                found += [Reject(cursor.id, seq, -1, Reason.AFTER_INVALID, "") for seq in range(cursor.length + 1, last)]
+                found += [
+                    Reject(cursor.id, seq, -1, Reason.AFTER_INVALID, "") for seq in range(cursor.length + 1, last)
+                ]
         return sorted(found)
 
     def _as_of_now(self, reject: Reject) -> Reject:

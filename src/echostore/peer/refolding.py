@@ -159,11 +159,7 @@ def _differences(old: Iterable[Interval], new: Iterable[Interval], length: int) 
     for interval in (*before, *after):
         edges.update(min(edge, length) for edge in (interval.start, interval.end) if edge is not None)
     ordered = sorted(edges)
-    return [
-        (start, end)
-        for start, end in pairwise(ordered)
-        if _role_at(before, start) != _role_at(after, start)
-    ]
+    return [(start, end) for start, end in pairwise(ordered) if _role_at(before, start) != _role_at(after, start)]
 
 
 def _role_at(intervals: list[Interval], seq: int) -> Role | None:

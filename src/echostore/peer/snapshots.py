@@ -100,6 +100,9 @@ def _update_tree(runtime: "PartyRuntime", blobs: dict[Cid, bytes]) -> TreeTop:
     store = runtime.items
     assert store is not None
     assert runtime.blobs is not None
+    top_node = store.node("")
+    if top_node is not None and not runtime.blobs.has(top_node.cid):
+        store.forget_tree()  # the blobs were lost: build all of them again
     encoded: dict[ItemId, EncodedItem] = {}
 
     def items_under(path: str) -> list[tuple[ItemId, EncodedItem]]:

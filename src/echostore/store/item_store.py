@@ -233,6 +233,12 @@ class ItemStore:
                 self.database.execute(f"DELETE FROM {table}")
         self._feed_numbers.clear()
 
+    def forget_tree(self) -> None:
+        """The blobs of the snapshot tree are gone: nothing of it is known any more."""
+        with self.database.transaction():
+            self.database.execute("DELETE FROM nodes")
+            self.database.execute("UPDATE states SET encoded = NULL")
+
     def declare_property(self, name: str, rows: Iterable[tuple[object, ItemId]]) -> None:
         """Fill the index of a property that was declared after items had it."""
         with self.database.transaction():

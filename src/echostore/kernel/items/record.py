@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from echostore.kernel.errors import ModelFailed
 from echostore.kernel.ids import IdentityKey, ItemId, PartyKey, Stamp
 from echostore.kernel.models.property_set import PropertySet
 from echostore.kernel.reasons import Reason
@@ -87,6 +88,9 @@ class ItemRecord:
         return ruling
 
     def values(self) -> dict[str, Value]:
-        """What queries see: the properties, or the model's value under `value`."""
-        value = self.model.value()
+        """What queries see: the properties, or the model's value under `value`; nothing when the model failed."""
+        try:
+            value = self.model.value()
+        except ModelFailed:  # the item's own handle tells; a query over many items goes on
+            return {}
         return value if isinstance(value, dict) else {"value": value}

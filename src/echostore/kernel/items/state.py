@@ -244,9 +244,7 @@ class PartyState:
             record = self.records[item]
             for (_, stamp, _), refusal in zip(operations, record.model.apply_many(operations), strict=True):
                 if refusal is not None:
-                    self.rejects.append(
-                        Reject(stamp.feed, stamp.seq, stamp.position, refusal.reason, refusal.detail)
-                    )
+                    self.rejects.append(Reject(stamp.feed, stamp.seq, stamp.position, refusal.reason, refusal.detail))
 
     # refolding
 

@@ -101,7 +101,7 @@ class OrderedFold:
         try:
             return instance.value()
         except Exception as error:
-            raise self._failed(error) from error
+            raise model_failed(self, error) from error
 
     def instance(self) -> CustomModel:
         """The application's own object with all operations applied."""
@@ -119,7 +119,7 @@ class OrderedFold:
                     self.refused[kept.stamp] = str(refusal)
                 except Exception as error:
                     self._instance, self._folded = None, 0
-                    raise self._failed(error) from error
+                    raise model_failed(self, error) from error
             self._folded += 1
         return self._instance
 
@@ -129,14 +129,6 @@ class OrderedFold:
         except ValueError as error:
             self.refused[kept.stamp] = str(error)
             return _REFUSED
-
-    def _failed(self, error: Exception) -> ModelFailed:
-        return ModelFailed(
-            f"the model {self.name}@{self.version} of item {item_text(self.item)[:8]} raised "
-            f"{type(error).__name__}: {error}",
-            unchanged="Its operations are kept and all other items work.",
-            next_step="Register a version of the model that can apply them.",
-        )
 
 
 class CommutingFold:
@@ -158,7 +150,19 @@ class CommutingFold:
             raise OperationRefused(Reason.MODEL_FAILED, f"{type(error).__name__}: {error}") from error
 
     def value(self) -> Value:
-        return self.instance.value()
+        try:
+            return self.instance.value()
+        except Exception as error:
+            raise model_failed(self, error) from error
 
     def state(self) -> Any:
         return self.instance.snapshot()
+
+
+def model_failed(fold: OrderedFold | CommutingFold, error: Exception) -> ModelFailed:
+    """What a reader of an item is told whose model raised."""
+    return ModelFailed(
+        f"the model {fold.name}@{fold.version} of item {item_text(fold.item)[:8]} raised {type(error).__name__}: {error}",
+        unchanged="Its operations are kept and all other items work.",
+        next_step="Register a version of the model that can apply them.",
+    )

@@ -24,7 +24,7 @@ class TextOperation(_message.Message):
     UPDATE_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     update: _builtins.bytes
-    """a loro update made by the writer id of (feed, item, generation)"""
+    """an encoded ChangeGraph of one writer: that of (feed, item, generation)"""
     generation: _builtins.int
     """rises when a writer re-issues work after an exclusion"""
     def __init__(

@@ -1,0 +1,289 @@
+"""Pause, resume, close, forget; and that a party which is left alone costs nothing and holds nobody up."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from peer_builder import Circle, Liar
+
+import echostore
+from echostore.kernel.errors import Corrupt, NotFound, Refused, StorageFailed
+from echostore.kernel.ids import FeedId
+from echostore.kernel.timeframe import Dependency
+from echostore.peer import opening
+from echostore.store.meta_store import PartyState
+from echostore.testing.inmemory import link
+
+
+@pytest.fixture(autouse=True)
+def state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ECHOSTORE_STATE", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def circle(tmp_path: Path) -> Iterator[Circle]:
+    with Circle(tmp_path, "ann", "bob") as made:
+        yield made
+
+
+def decodes(party: echostore.Party) -> int:
+    processor = party.runtime.processor
+    return processor.reader.decodes + processor.state.loads
+
+
+# paused
+
+
+def paused_with_news(circle: Circle) -> tuple[echostore.Item, str]:
+    """Bob is paused and holds something of Ann's that he has not processed; returns the item and Bob's CID."""
+    item = circle.party("ann").create(type="note", n=1)
+    circle.meet_all()
+    circle.party("bob").pause()
+    cid = circle.party("bob").snapshot().cid
+    item["n"] = 2
+    circle.meet_all()
+    return item, cid
+
+
+def test_a_paused_party_holds_blocks_and_does_not_process_them(circle: Circle) -> None:
+    item, cid = paused_with_news(circle)
+    bob = circle.party("bob")
+    assert bob.snapshot().cid == cid
+    assert bob.get(item.id)["n"] == 1
+    assert any(feed.held > feed.processed for feed in bob.status.feeds), "held"
+
+
+@pytest.mark.parametrize(
+    "restart", [{}, {"crash": True}, {"lose": ("items.db",)}], ids=["restart", "kill", "items lost"]
+)
+def test_a_paused_party_stays_where_it_was_over_a_restart(circle: Circle, restart: dict[str, object]) -> None:
+    item, cid = paused_with_news(circle)
+    bob = circle.restart("bob", **restart)
+    assert bob.snapshot().cid == cid
+    assert bob.get(item.id)["n"] == 1
+    item["n"] = 3
+    circle.meet_all()
+    assert circle.get("bob", item)["n"] == 1
+
+
+def test_resuming_processes_what_was_held(circle: Circle) -> None:
+    item, _ = paused_with_news(circle)
+    circle.peers["bob"].resume_party(circle.key)
+    assert circle.get("bob", item)["n"] == 2
+    assert circle.agree_after_loss()
+
+
+def test_resuming_after_a_restart_processes_what_was_held(circle: Circle) -> None:
+    item, _ = paused_with_news(circle)
+    circle.peers["bob"].close()
+    circle.peers["bob"] = circle._open("bob")
+    assert circle.peers["bob"].resume_party(circle.key).get(item.id)["n"] == 2
+    circle.agree()
+
+
+def test_own_writes_go_on_in_a_paused_party_and_fit_when_it_resumes(circle: Circle) -> None:
+    item, _ = paused_with_news(circle)
+    circle.get("bob", item)["mine"] = 1
+    circle.party("bob").members.set_profile("Robert")
+    assert circle.get("bob", item)["n"] == 1, "writing does not let others' blocks in"
+    circle.restart("bob", crash=False)
+    circle.get("bob", item)["mine"] = 2
+    circle.peers["bob"].resume_party(circle.key)
+    circle.agree_after_loss()
+    assert circle.get("ann", item).to_dict() == {"n": 2, "mine": 2}
+
+
+def test_a_feed_that_is_admitted_meanwhile_waits_for_the_end_of_the_pause(circle: Circle, tmp_path: Path) -> None:
+    paused_with_news(circle)
+    with echostore.open(tmp_path / "cat", name="cat", background=False) as cat:
+        party = cat.enter(circle.party("ann").members.admit(cat.request_join(circle.key)))
+        link(circle.peers["ann"], cat, circle.key).pump().cut()
+        made = party.create(type="note", by="cat")
+        party.flush()
+        link(circle.peers["ann"], cat, circle.key).pump().cut()
+    circle.meet_all()
+    assert not circle.party("bob").has(made.id)
+    circle.peers["bob"].resume_party(circle.key)
+    circle.agree_after_loss()
+    assert circle.party("bob").has(made.id)
+
+
+# closed
+
+
+def test_a_closed_party_stays_closed_until_it_is_resumed(circle: Circle) -> None:
+    item = circle.party("ann").create(n=1)
+    cid = circle.party("ann").snapshot().cid
+    circle.party("ann").close()
+    for _ in range(2):
+        with pytest.raises(Refused, match="closed") as refused:
+            circle.party("ann")
+        assert "Resume" in refused.value.next_step
+        assert [known.state for known in circle.peers["ann"].parties()] == [PartyState.CLOSED]
+        circle.peers["ann"].close()
+        circle.peers["ann"] = circle._open("ann")
+    party = circle.peers["ann"].resume_party(circle.key)
+    assert party.get(item.id)["n"] == 1
+    assert party.snapshot().cid == cid
+
+
+def test_handles_of_a_closed_party_say_so(circle: Circle) -> None:
+    item = circle.party("ann").create(n=1)
+    circle.party("ann").close()
+    with pytest.raises(echostore.EchoError, match="closed"):
+        item["n"]
+    with pytest.raises(echostore.EchoError, match="closed"):
+        item["n"] = 2
+
+
+def test_links_into_a_closed_party_dangle(circle: Circle) -> None:
+    peer = circle.peers["ann"]
+    other = peer.create_party("Other")
+    far = other.create(n=1)
+    edge = circle.party("ann").create(n=2).link(far)
+    assert edge.target == far
+    other.close()
+    assert edge.target is None
+    assert edge.dangling
+
+
+# forgotten
+
+
+def test_a_forgotten_party_is_gone_for_good(circle: Circle, tmp_path: Path) -> None:
+    bob = circle.peers["bob"]
+    bob.forget_party(circle.key)
+    for _ in range(2):
+        assert bob.parties() == []
+        assert not (tmp_path / "bob" / "parties" / circle.key.hex()).exists()
+        with pytest.raises(NotFound):
+            bob.party(circle.key)
+        bob.close()
+        bob = circle.peers["bob"] = circle._open("bob")
+
+
+def test_a_party_can_be_joined_again_after_it_was_forgotten(circle: Circle) -> None:
+    item = circle.party("ann").create(n=1)
+    circle.meet_all()
+    circle.get("bob", item)["n"] = 2
+    circle.meet_all()
+    bob = circle.peers["bob"]
+    bob.forget_party(circle.key)
+    bob.enter(circle.party("ann").members.admit(bob.request_join(circle.key)))
+    circle.meet_all()
+    circle.get("bob", item)["n"] = 3
+    circle.agree_after_loss()
+    assert circle.get("ann", item)["n"] == 3
+
+
+def test_forgetting_one_party_leaves_the_others(circle: Circle) -> None:
+    other = circle.peers["ann"].create_party("Other")
+    kept = other.create(n=1)
+    circle.peers["ann"].forget_party(circle.key)
+    assert kept["n"] == 1
+
+
+# what is not used costs nothing
+
+
+def test_opening_a_peer_opens_no_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with echostore.open(tmp_path / "ann", name="ann", background=False) as peer:
+        keys = [peer.create_party(f"Party {number}").key for number in range(50)]
+    opened = []
+    store = opening.FeedStore
+    monkeypatch.setattr(opening, "FeedStore", lambda *args, **more: opened.append(args) or store(*args, **more))
+    with echostore.open(tmp_path / "ann", background=False) as peer:
+        assert len(peer.parties()) == 50
+        assert [known.title for known in peer.parties()][:2] == ["Party 0", "Party 1"]
+        assert opened == []
+        peer.party(keys[7])
+        assert len(opened) == 1
+
+
+def test_opening_a_party_decodes_no_item_and_no_data_block(circle: Circle) -> None:
+    for number in range(200):
+        circle.party("ann").create(type="note", n=number)
+    party = circle.restart("ann")
+    assert party.runtime.processor.state.loads == 0
+    control = sum(feed.held for feed in party.status.feeds if feed.kind == "control")
+    assert party.runtime.processor.reader.decodes <= control
+
+
+def test_a_query_over_stored_items_decodes_none_of_them(circle: Circle) -> None:
+    for number in range(200):
+        circle.party("ann").create(type="note", n=number)
+    party = circle.restart("ann")
+    assert party.query(type="note").where(n=7).count() == 1
+    assert party.runtime.processor.state.loads == 0
+
+
+def test_touching_one_item_decodes_that_one(circle: Circle) -> None:
+    items = [circle.party("ann").create(type="note", n=number) for number in range(200)]
+    party = circle.restart("ann")
+    party.get(items[3].id)["n"] = 1000
+    assert party.runtime.processor.state.loads == 1
+
+
+def test_a_party_that_is_left_alone_decodes_nothing_while_another_one_works(circle: Circle) -> None:
+    peer = circle.peers["ann"]
+    idle = circle.party("ann")
+    before = decodes(idle)
+    busy = peer.create_party("Busy")
+    for number in range(100):
+        busy.create(n=number)
+    peer.flush()
+    assert decodes(idle) == before
+
+
+# one that fails holds nobody up
+
+
+def test_a_party_with_damaged_feeds_delays_no_other(circle: Circle, tmp_path: Path) -> None:
+    other = circle.peers["ann"].create_party("Other")
+    item = other.create(n=1)
+    circle.peers["ann"].close()
+    file = tmp_path / "ann" / "parties" / circle.key.hex() / "feeds.db"
+    file.write_bytes(b"garbage" * 1000)
+    peer = circle.peers["ann"] = circle._open("ann")
+    with pytest.raises(Corrupt):
+        peer.party(circle.key)
+    peer.party(other.key).get(item.id)["n"] = 2
+    peer.flush()
+    assert peer.party(other.key).get(item.id)["n"] == 2
+    assert len(peer.parties()) == 2
+
+
+def test_a_store_that_fails_in_one_party_does_not_keep_others_from_being_durable(
+    circle: Circle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer, broken = circle.peers["ann"], circle.party("ann")
+    parties = [peer.create_party(f"Other {number}") for number in range(2)]
+
+    def full(appends: object) -> None:
+        raise StorageFailed("no space left")
+
+    monkeypatch.setattr(broken.runtime.feeds, "append_many", full)
+    broken.create(n=1)
+    items = [party.create(n=1) for party in parties]
+    with pytest.raises(StorageFailed):
+        peer.flush()
+    assert all(party.runtime.data.open_blocks == 0 for party in parties)
+    with pytest.raises(StorageFailed):
+        broken.create(n=2)
+    for item in items:
+        item["n"] = 2
+    peer.close()
+    peer = circle.peers["ann"] = circle._open("ann")
+    assert [peer.party(party.key).get(item.id)["n"] for party, item in zip(parties, items, strict=True)] == [2, 2]
+
+
+def test_a_feed_that_waits_for_ever_delays_no_other_feed_and_no_other_party(circle: Circle) -> None:
+    liar = Liar.of(circle, "bob")
+    item = circle.party("ann").create(n=1)
+    liar.send(liar.message(after=[Dependency(FeedId(b"nobody!!"), 5, bytes(16), 9)]))
+    item["n"] = 2
+    other = circle.peers["ann"].create_party("Other")
+    assert other.create(n=1)["n"] == 1
+    assert item["n"] == 2
+    circle.restart("ann")
+    assert circle.get("ann", item)["n"] == 2
