@@ -5,7 +5,9 @@
 It shows the trees, the timeframes, the moment of convergence and the equal CIDs, and leaves a folder to explore.
 """
 
+import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -177,7 +179,16 @@ class _Story:
         home = self.home / "tablet"
         self.say(f"6. Explore the data it left in {self.home}:")
         for command in ("item tree", "query --type task", "feed list", "party members", "status"):
-            self.say(f"   echostore --home {home} {command}")
+            self.say(f"   {_program()} --home {home} {command}")
+
+
+def _program() -> str:
+    """How to call this program from here: by its name when that finds it, else by its path."""
+    found = shutil.which("echostore")
+    called = Path(sys.argv[0])
+    if called.name != "echostore" or (found and Path(found).resolve() == called.resolve()):
+        return "echostore"
+    return os.path.relpath(called)
 
 
 def _tree(party: Party) -> str:

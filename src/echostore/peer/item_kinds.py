@@ -5,16 +5,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from echostore.kernel.errors import Refused, UsageError
-from echostore.kernel.ids import POSITION_BITS, item_local
+from echostore.kernel.ids import POSITION_BITS, ItemId, item_local
 from echostore.kernel.items.operations import CUSTOM, ItemOperation
-from echostore.kernel.items.record import ItemRecord
 from echostore.kernel.models.growable_array import GrowableArray
 from echostore.kernel.models.ordered_fold import CommutingFold, OrderedFold
 from echostore.kernel.models.property_set import DELETED, Add, Change, Increment, PropertySet, Remove, Set
 from echostore.kernel.models.text import ConcurrentText, TextRun
 from echostore.kernel.models.threaded_log import LogEntry, OwnPost, Post, PostId, Retention, Thread, ThreadedLog
 from echostore.kernel.values import Reference, Value, check_path, check_value
-from echostore.peer.items import Item, plain_references
+from echostore.peer.items import Item, copied, plain_references
+from echostore.peer.pen import EDIT_CHARACTERS, EDITS_MAX, NO_PEN, Pen
 from echostore.wire.values import value_bytes
 
 if TYPE_CHECKING:
@@ -22,11 +22,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-EDITS_MAX = 4096
-"""Edits in place that one message holds at most; more are sealed as they come."""
+if TYPE_CHECKING:
+    from echostore.peer.party import Party
 
-EDIT_CHARACTERS = 256
-"""An insertion counts as one edit more for each of these, so that a message stays far below a block's limit."""
 
 
 class PropertySetItem(Item):
@@ -40,12 +38,12 @@ class PropertySetItem(Item):
             value = self._model().get(steps, DELETED)
         if value is DELETED:
             raise KeyError(path)
-        return _copy(value)
+        return copied(value)
 
     def get(self, path: str | tuple[str, ...], default: Value = None) -> Value:
         with self.party.reading():
             value = self._model().get(check_path(path), DELETED)
-        return default if value is DELETED else _copy(value)
+        return default if value is DELETED else copied(value)
 
     def __contains__(self, path: str | tuple[str, ...]) -> bool:
         with self.party.reading():
@@ -61,7 +59,7 @@ class PropertySetItem(Item):
     def to_dict(self) -> dict[str, Value]:
         """All properties."""
         with self.party.reading():
-            return {key: _copy(value) for key, value in self._model().value().items()}
+            return {key: copied(value) for key, value in self._model().value().items()}
 
     def to(self, cls: type[T]) -> T:
         """The instance of a dataclass that this item stands for; changing it changes nothing here."""
@@ -211,7 +209,11 @@ class ArrayItem(Item):
 class TextItem(Item):
     """Text that several people edit at once. Positions count Unicode code points."""
 
-    __slots__ = ()
+    __slots__ = ("_pen",)
+
+    def __init__(self, party: "Party", item: ItemId) -> None:
+        super().__init__(party, item)
+        self._pen = NO_PEN
 
     def __str__(self) -> str:
         with self.party.reading():
@@ -222,32 +224,49 @@ class TextItem(Item):
             return len(self._record().model)
 
     def insert(self, position: int, text: str) -> None:
-        party = self.party
-        with party.lock:
-            runtime = party.runtime
-            record = runtime.open_edits.get(self.id)
-            if record is None:
-                record = self._open(runtime)
-            record.model.insert(position, text)
-            runtime.edit_count += 1 + len(text) // EDIT_CHARACTERS
-            if runtime.edit_count >= EDITS_MAX:
-                party.seal()
+        # Typing is the hottest path of all: no lock, one call into the model. See `Pen` for why that is safe.
+        pen = self._pen
+        if pen.left <= 0:
+            pen = self._take_pen()
+        pen.insert(position, text)
+        pen.left -= 1
+        if pen.left <= 0 or len(text) > EDIT_CHARACTERS:
+            self._look_after(pen, len(text))
 
     def delete(self, position: int | None = None, length: int = 1) -> None:
         """Delete characters; without a position, the item itself."""
         if position is None:
             super().delete()
             return
+        pen = self._pen
+        if pen.left <= 0:
+            pen = self._take_pen()
+        pen.delete(position, length)
+        pen.left -= 1
+        if pen.left <= 0:
+            self._look_after(pen, 0)
+
+    def _take_pen(self) -> Pen:
+        party = self.party
+        with party.lock:
+            party.check_open()
+            self._pen = party.runtime.pen(self._record())
+            return self._pen
+
+    def _look_after(self, pen: Pen, characters: int) -> None:
+        """After an edit that used up the pen, was large, or crossed a seal in another thread."""
         party = self.party
         with party.lock:
             runtime = party.runtime
-            record = runtime.open_edits.get(self.id)
-            if record is None:
-                record = self._open(runtime)
-            record.model.delete(position, length)
-            runtime.edit_count += 1
-            if runtime.edit_count >= EDITS_MAX:
-                party.seal()
+            if not runtime.holds(pen):  # sealed while we wrote: what was just written belongs to the next message
+                self._take_pen()
+                return
+            pen.left -= characters // EDIT_CHARACTERS
+            if pen.left <= 0:
+                if runtime.in_batch:
+                    pen.left = EDITS_MAX
+                else:
+                    party.seal()
 
     def append(self, text: str) -> None:
         self.insert(len(self), text)
@@ -280,12 +299,6 @@ class TextItem(Item):
         with self.party.reading():
             found: int = self._record().model.cursor_position(cursor)
             return found
-
-    def _open(self, runtime: Any) -> ItemRecord:
-        self.party.check_open()
-        record = self._record()
-        runtime.edit(record)
-        return record
 
 
 class LogItem(Item):
@@ -411,15 +424,6 @@ def _index(index: int, length: int) -> int:
     if not 0 <= place < length:
         raise IndexError(f"index {index} in a list of {length}")
     return place
-
-
-def _copy(value: Value) -> Value:
-    """Containers are copied, so that callers can't change the state by accident."""
-    if isinstance(value, dict):
-        return {key: _copy(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_copy(inner) for inner in value]
-    return value
 
 
 def _element(value: Value) -> Value:

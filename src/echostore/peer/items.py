@@ -64,7 +64,7 @@ class Item:
     def value(self) -> Value:
         """The state as plain values."""
         with self.party.reading():
-            return self._record().model.value()
+            return copied(self._record().model.value())
 
     @property
     def failed(self) -> str | None:
@@ -297,4 +297,13 @@ def plain_references(party: "Party", value: Value, depth: int = 0) -> Value:
         return {key: plain_references(party, inner, depth + 1) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain_references(party, inner, depth + 1) for inner in value]
+    return value
+
+
+def copied(value: Value) -> Value:
+    """Containers are copied, so that callers can't change the state by accident."""
+    if isinstance(value, dict):
+        return {key: copied(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [copied(inner) for inner in value]
     return value

@@ -25,6 +25,7 @@ from echostore.kernel.reasons import Reason
 from echostore.peer.anchors import Anchor
 from echostore.peer.checkpoints import cursor_rows, decode_values, index_key, move_rows, state_rows
 from echostore.peer.model_registry import COMMUTING_MARK, commuting_mark
+from echostore.peer.pen import EDITS_MAX, Pen
 from echostore.peer.processor import PartyProcessor
 from echostore.peer.source import PartySource
 from echostore.peer.writer import OwnFeed
@@ -73,6 +74,7 @@ class PartyRuntime:
         self.source.touched(processor.state.dirty)  # the tail was folded before anybody listened
         self.open_edits: dict[ItemId, ItemRecord] = {}
         self.edit_count = 0
+        self._pens: dict[ItemId, Pen] = {}
         self.schema_count = 0
         self.on_write: Callable[[], None] = lambda: None
         """Told after every write, so that a flush is due."""
@@ -169,6 +171,7 @@ class PartyRuntime:
         except BaseException:
             self._batch = None
             self.open_edits.clear()
+            self._close_pens()
             if batch.touched:
                 self.processor.refold(batch.touched)
             self.processor.finish()
@@ -226,6 +229,24 @@ class PartyRuntime:
             self._batch.edited.add(record.item)
         self.on_write()
 
+    def pen(self, record: ItemRecord) -> Pen:
+        """The pen for a text: edits with it are open until the next seal."""
+        if record.item not in self.open_edits:
+            self.edit(record)
+        pen = self._pens.get(record.item)
+        if pen is None:
+            pen = self._pens[record.item] = Pen(record.model.insert, record.model.delete, EDITS_MAX)
+        return pen
+
+    def holds(self, pen: Pen) -> bool:
+        """Whether edits with this pen are still open."""
+        return any(known is pen for known in self._pens.values())
+
+    def _close_pens(self) -> None:
+        for pen in self._pens.values():
+            pen.left = 0
+        self._pens.clear()
+
     def seal_edits(self) -> None:
         """Turn open edits into one message of their own."""
         operations = self._take_edits()
@@ -245,6 +266,7 @@ class PartyRuntime:
         self._batch.operations.extend(self._take_edits())
 
     def _take_edits(self) -> list[ItemOperation]:
+        self._close_pens()
         open_edits, self.open_edits = self.open_edits, {}
         self.edit_count = 0
         operations = []

@@ -14,7 +14,7 @@ others did since.
 from typing import Any
 
 from echostore.kernel.errors import Refused
-from echostore.kernel.ids import ItemId, Stamp
+from echostore.kernel.ids import ItemId, Stamp, created_item_id
 from echostore.kernel.items.operations import CUSTOM, GENESIS, METADATA, PLACEMENT, ItemOperation
 from echostore.kernel.items.record import DELETED_KEY
 from echostore.kernel.items.tree import EMBED, MOVE, UNEMBED
@@ -55,7 +55,8 @@ def _stacks(runtime: PartyRuntime) -> tuple[list[int], list[int]]:
     undo_stack: list[int] = []
     redo_stack: list[int] = []
     undos: set[int] = set()
-    start = max(1, own.cursor.length - STACK_MESSAGES_MAX)  # the party's own first message stays
+    founded = runtime.processor.system_item == created_item_id(own.feed, 0, 0)  # the party itself stays
+    start = max(1 if founded else 0, own.cursor.length - STACK_MESSAGES_MAX)
     for block in runtime.feeds.read(own.cursor.key, start, own.cursor.length):
         envelope = decode_envelope(block.payload, DATA)
         assert isinstance(envelope, Envelope), envelope
