@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from peer_builder import Circle
 
 import echostore
 from echostore.kernel.errors import NotFound, Refused, TooLarge, UsageError
 from echostore.kernel.limits import BLOCK_BYTES_MAX, OPERATIONS_MAX
 from echostore.peer.party import Party
 from echostore.testing.inmemory import link
+from peer_builder import Circle
 
 LONE = "\ud800"
 
@@ -121,10 +121,15 @@ def test_a_mistake_has_a_typed_error_and_changes_nothing(circle: Circle, things:
 
 def test_a_batch_beyond_the_limit_is_refused_whole(circle: Circle, things: Things) -> None:
     before = things.party.snapshot().cid
-    with pytest.raises(TooLarge), things.party.batch():
-        things.text.insert(0, "x")
-        for number in range(OPERATIONS_MAX + 1):
-            things.set["n"] = number
+
+    def write_too_much() -> None:
+        with things.party.batch():
+            things.text.insert(0, "x")
+            for number in range(OPERATIONS_MAX + 1):
+                things.set["n"] = number
+
+    with pytest.raises(TooLarge):
+        write_too_much()
     assert things.party.snapshot().cid == before
     circle.agree()
 
@@ -149,14 +154,19 @@ def test_elements_that_do_not_fit_a_block_are_taken_back(circle: Circle, things:
 
 def test_a_batch_that_raises_leaves_no_trace_in_any_model(circle: Circle, things: Things) -> None:
     before = things.party.snapshot().cid
-    with pytest.raises(RuntimeError), things.party.batch():
-        made = things.party.create(type="note")
-        things.set["n"] = 5
-        things.text.insert(0, "x")
-        things.list.append(made)
-        things.log.post("x")
-        things.set.move(made)
-        raise RuntimeError
+
+    def write_and_raise() -> None:
+        with things.party.batch():
+            made = things.party.create(type="note")
+            things.set["n"] = 5
+            things.text.insert(0, "x")
+            things.list.append(made)
+            things.log.post("x")
+            things.set.move(made)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        write_and_raise()
     assert things.party.snapshot().cid == before
     assert things.set.parent is None
     assert things.party.query(type="note").count() == 1

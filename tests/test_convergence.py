@@ -17,7 +17,28 @@ from echostore.peer.peer import Peer
 from echostore.testing.inmemory import link
 
 NAMES = ("ann", "bob", "cat")
-VERBS = ["set", "set", "set", "nested", "increment", "add", "create", "append", "delete-element", "type", "erase", "post", "move", "trash", "undo", "batch", "move-element", "link", "meet", "meet"]
+VERBS = [
+    "set",
+    "set",
+    "set",
+    "nested",
+    "increment",
+    "add",
+    "create",
+    "append",
+    "delete-element",
+    "type",
+    "erase",
+    "post",
+    "move",
+    "trash",
+    "undo",
+    "batch",
+    "move-element",
+    "link",
+    "meet",
+    "meet",
+]
 
 
 class Trio:

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from peer_builder import Circle, Liar
 
 import echostore
 from echostore.kernel.errors import Corrupt, NotFound, Refused, StorageFailed
@@ -13,6 +12,7 @@ from echostore.kernel.timeframe import Dependency
 from echostore.peer import opening
 from echostore.store.meta_store import PartyState
 from echostore.testing.inmemory import link
+from peer_builder import Circle, Liar
 
 
 @pytest.fixture(autouse=True)
@@ -287,3 +287,167 @@ def test_a_feed_that_waits_for_ever_delays_no_other_feed_and_no_other_party(circ
     assert item["n"] == 2
     circle.restart("ann")
     assert circle.get("ann", item)["n"] == 2
+
+
+# light-weight parties: members of the parent, feeds and undo of their own
+
+
+class Games:
+    """Ann has made a light-weight party below the circle's, and Bob has entered it."""
+
+    def __init__(self, circle: Circle) -> None:
+        self.circle = circle
+        self.ann = circle.peers["ann"].create_child(circle.party("ann"), "Chess")
+        self.key = self.ann.key
+        self.board = self.ann.create(type="board", n=1)
+        circle.meet_all()
+        self.bob = circle.peers["bob"].enter_child(circle.party("bob"), self.key)
+        circle.meet_all()
+        self.meet()
+
+    def meet(self) -> None:
+        for name in self.circle.names:
+            self.circle.peers[name].party(self.key).flush()
+        link(self.circle.peers["ann"], self.circle.peers["bob"], self.key).pump().cut()
+
+    def agree(self) -> str:
+        self.meet()
+        cids = {self.circle.peers[name].party(self.key).snapshot().cid for name in self.circle.names}
+        assert len(cids) == 1
+        return cids.pop()
+
+    def reopened(self, name: str, **restart: object) -> echostore.Party:
+        self.circle.restart(name, **restart)
+        return self.circle.peers[name].party(self.key)
+
+
+@pytest.fixture
+def games(circle: Circle) -> Games:
+    return Games(circle)
+
+
+def test_members_of_a_party_find_and_share_its_light_weight_parties(circle: Circle, games: Games) -> None:
+    assert circle.party("bob").child_parties() == [(games.key, "Chess")]
+    assert games.bob.get(games.board.id)["n"] == 1
+    games.bob.get(games.board.id)["n"] = 2
+    games.agree()
+    assert games.board["n"] == 2
+    assert [member.name for member in games.bob.members] == [member.name for member in circle.party("ann").members]
+
+
+def test_a_light_weight_party_has_data_feeds_and_a_state_of_its_own(circle: Circle, games: Games) -> None:
+    before = circle.party("ann").snapshot().cid
+    games.board["n"] = 5
+    assert circle.party("ann").snapshot().cid == before
+    assert {feed.kind for feed in games.ann.status.feeds} == {"data"}
+    assert games.ann.runtime.data.feed != circle.party("ann").runtime.data.feed
+
+
+def test_a_light_weight_party_has_its_own_undo(circle: Circle, games: Games) -> None:
+    item = circle.party("ann").create(n=1)
+    games.board["n"] = 2
+    item["n"] = 2
+    assert games.ann.undo()
+    assert (games.board["n"], item["n"]) == (1, 2)
+
+
+def test_its_title_is_shared(games: Games) -> None:
+    games.bob.title = "Go"
+    games.agree()
+    assert games.ann.title == "Go"
+
+
+def test_a_light_weight_party_survives_restarts_and_lost_stores(circle: Circle, games: Games) -> None:
+    cid = games.agree()
+    for lose in ((), ("items.db",), ("meta.db",)):
+        assert games.reopened("ann", lose=lose).snapshot().cid == cid
+        assert games.reopened("bob", lose=lose).snapshot().cid == cid
+    circle.peers["bob"].party(games.key).get(games.board.id)["n"] = 3
+    games.agree()
+    assert circle.peers["ann"].party(games.key).get(games.board.id)["n"] == 3
+
+
+def test_a_role_in_the_parent_holds_in_the_light_weight_party(circle: Circle, games: Games) -> None:
+    circle.party("ann").members.change_role(circle.peers["bob"].identity, "reader")
+    circle.meet_all()
+    with pytest.raises(Refused, match="reader"):
+        games.bob.get(games.board.id)["n"] = 3
+    games.agree()
+
+
+def test_control_goes_on_while_a_light_weight_party_is_closed(circle: Circle, games: Games) -> None:
+    games.ann.close()
+    circle.party("ann").members.set_profile("Anna")
+    with pytest.raises(Refused):
+        circle.peers["ann"].party(games.key)
+    again = circle.peers["ann"].resume_party(games.key)
+    again.get(games.board.id)["n"] = 7
+    circle.meet_all()
+    games.agree()
+
+
+def test_closing_the_parent_closes_its_light_weight_parties(circle: Circle, games: Games) -> None:
+    cid = games.ann.snapshot().cid
+    circle.party("ann").close()
+    with pytest.raises(echostore.EchoError):
+        games.board["n"] = 2
+    with pytest.raises(Refused):
+        circle.peers["ann"].party(games.key)
+    circle.peers["ann"].resume_party(circle.key)
+    assert circle.peers["ann"].party(games.key).snapshot().cid == cid
+
+
+def test_a_control_feed_that_waits_does_not_stop_a_light_weight_party(circle: Circle, games: Games) -> None:
+    liar = Liar.of(circle, "bob", "control")
+    liar.send(liar.message(after=[Dependency(FeedId(b"nobody!!"), 5, bytes(16), 9)]))
+    games.board["n"] = 2
+    circle.party("ann").members.set_profile("Anna")
+    assert games.reopened("ann").get(games.board.id)["n"] == 2
+
+
+def test_the_past_of_a_light_weight_party(circle: Circle, games: Games) -> None:
+    anchor, cid = games.ann.anchor(), games.ann.snapshot().cid
+    games.board["n"] = 2
+    circle.party("ann").members.set_profile("Anna")
+    for _ in range(3):
+        assert games.ann.as_of(anchor).snapshot().cid == cid
+    assert len(circle.party("ann").runtime.processor.children) == 1, "looking back leaves nothing behind"
+
+
+def test_a_light_weight_party_has_none_of_its_own(circle: Circle, games: Games) -> None:
+    with pytest.raises(Refused):
+        circle.peers["ann"].create_child(games.ann, "Deeper")
+    with pytest.raises(NotFound):
+        circle.peers["bob"].enter_child(circle.party("bob"), circle.key)
+
+
+# local parties
+
+
+def test_a_local_party_needs_no_identity_and_can_be_given_one(tmp_path: Path) -> None:
+    ann = echostore.open(tmp_path / "ann", name="ann", background=False)
+    party = ann.create_party("Notes", local=True)
+    item = party.create(n=1)
+    assert [bytes(member.identity) for member in party.members] == [bytes(ann.device)]
+    item["n"] = 2
+    assert party.undo()
+    party.members.adopt()
+    assert ann.identity in [member.identity for member in party.members]
+    with echostore.open(tmp_path / "bob", name="bob", background=False) as bob:
+        joined = bob.enter(party.members.admit(bob.request_join(party.key)))
+        link(ann, bob, party.key).pump().cut()
+        joined.get(item.id)["n"] = 3
+        joined.flush()
+        link(ann, bob, party.key).pump().cut()
+        assert item["n"] == 3
+        assert joined.snapshot().cid == party.snapshot().cid
+        ann.close()
+        ann = echostore.open(tmp_path / "ann", background=False)
+        again = ann.party(party.key)
+        again.get(item.id)["n"] = 4
+        again.members.set_profile("Ann")
+        again.flush()
+        link(ann, bob, party.key).pump().cut()
+        assert joined.get(item.id)["n"] == 4
+        assert joined.snapshot().cid == again.snapshot().cid
+    ann.close()

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echostore.kernel.errors import SchemaViolation, UsageError
@@ -591,6 +591,7 @@ def test_what_goes_in_comes_out(shared: Party, thing: Everything) -> None:
         assert type(getattr(back, name)) is type(getattr(thing, name)), name
 
 
+@settings(max_examples=40)  # each one looks at all that came before it
 @given(things=st.lists(everything, min_size=1, max_size=3))
 def test_what_went_in_fits_its_schema_after_a_checkpoint(shared: Party, things: list[Everything]) -> None:
     handles = [shared.create(thing) for thing in things]

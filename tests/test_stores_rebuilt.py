@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from peer_builder import Circle
 
 import echostore
 from echostore.kernel.errors import Corrupt, Locked, NotFound, Refused, StorageFailed, WrongPassphrase
+from peer_builder import Circle
 
 DAMAGES = ("garbage", "truncated", "halved", "emptied")
 
@@ -146,10 +146,14 @@ def test_a_full_disk_refuses_the_write_and_keeps_what_was_acknowledged(home: Hom
     party.flush()
     pages = party.runtime.feeds._db.row("PRAGMA page_count")[0]
     party.runtime.feeds._db.rows(f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(StorageFailed):
+
+    def fill() -> None:
         for _ in range(50):
             item["big"] = "x" * 100_000
             party.flush()
+
+    with pytest.raises(StorageFailed):
+        fill()
     with pytest.raises(StorageFailed):
         item["n"] = 3
     peer.close()

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from peer_builder import Circle, Liar
 
 import echostore
 from echostore.kernel.errors import UsageError
 from echostore.peer.anchors import Anchor
 from echostore.peer.processor import Delivered
 from echostore.peer.streams import Stream
+from peer_builder import Circle, Liar
 
 
 @pytest.fixture(autouse=True)

@@ -18,9 +18,6 @@ BYTES_GOAL = 3.0
 REPEATS = 3
 """The best of so many, of both: the shortest run is the one that the machine disturbed least."""
 
-FLUSH_EDITS = 4_000
-"""A flush per so many edits: far more often than the background flush would come to it at this speed."""
-
 
 def traces_folder() -> Path:
     """Where the editing traces are: ECHOSTORE_TRACES, or the shared data beside the project."""
@@ -69,20 +66,19 @@ def _bare(edits: list[tuple[int, int, str]]) -> tuple[float, int]:
 
 
 def _ours(home: Path, edits: list[tuple[int, int, str]], final: str) -> tuple[float, int]:
-    """CPU seconds through the public API until durable, and the bytes of the blocks."""
-    with open_peer(home, name="bench", background=False) as peer:
+    """CPU seconds through the public API until durable, and the bytes of the blocks. The peer coalesces by itself, as
+    it does for any application: by its own limit of edits and by the flush in the background."""
+    with open_peer(home, name="bench") as peer:
         party = peer.create_party("bench")
         item = party.create("text")
         party.flush()
         before = _payload_bytes(party)
         started = time.process_time()
-        for number, (position, deleted, inserted) in enumerate(edits):
+        for position, deleted, inserted in edits:
             if deleted:
                 item.delete(position, deleted)
             if inserted:
                 item.insert(position, inserted)
-            if number % FLUSH_EDITS == FLUSH_EDITS - 1:
-                party.flush()
         party.flush()
         seconds = time.process_time() - started
         assert str(item) == final, "the text is the trace's own"

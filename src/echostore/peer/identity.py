@@ -100,7 +100,7 @@ class Self:
         return owned[0].public
 
 
-def check_title(text: str) -> None:
+def check_title(text: object) -> None:
     """A title or name as every member will read it, or UsageError."""
     check_value(text, where="title")
     if not isinstance(text, str) or not text.strip() or len(text) > NAME_CHARACTERS_MAX:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from echostore.peer.party import Party
 
 
-
 class PropertySetItem(Item):
     """Properties by path. `item["title"]`, `item["address", "city"]`."""
 
@@ -228,9 +227,12 @@ class TextItem(Item):
         pen = self._pen
         if pen.left <= 0:
             pen = self._take_pen()
-        pen.insert(position, text)
-        pen.left -= 1
-        if pen.left <= 0 or len(text) > EDIT_CHARACTERS:
+        try:
+            pen.insert(position, text)
+        except BaseException as error:  # noqa: BLE001  # the text library raises bare ones
+            ConcurrentText.raise_edit_error(error)
+        pen.left = left = pen.left - 1
+        if left <= 0 or len(text) > EDIT_CHARACTERS:
             self._look_after(pen, len(text))
 
     def delete(self, position: int | None = None, length: int = 1) -> None:
@@ -241,9 +243,12 @@ class TextItem(Item):
         pen = self._pen
         if pen.left <= 0:
             pen = self._take_pen()
-        pen.delete(position, length)
-        pen.left -= 1
-        if pen.left <= 0:
+        try:
+            pen.delete(position, length)
+        except BaseException as error:  # noqa: BLE001  # as above
+            ConcurrentText.raise_edit_error(error)
+        pen.left = left = pen.left - 1
+        if left <= 0:
             self._look_after(pen, 0)
 
     def _take_pen(self) -> Pen:

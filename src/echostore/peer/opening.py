@@ -91,7 +91,6 @@ class PartyOpener:
         return self._party(known, runtime)
 
     def create_child(self, parent: Party, title: str) -> Party:
-        peer = self._peer
         if parent.runtime.processor.parent is not None:
             raise Refused("a light-weight party has no light-weight parties of its own")
         child = PartyKey(SigningKey.generate().public)

@@ -541,7 +541,7 @@ def is_hex(text: str) -> bool:
     return all(digit in "0123456789abcdefABCDEF" for digit in text)
 
 
-def _check_names(model: str, version: int, type: str) -> None:
+def _check_names(model: object, version: object, type: object) -> None:
     """What every peer checks when it reads a genesis, before it is written."""
     for name, what in ((model, "model"), (type, "type")):
         check_value(name, where=what)

@@ -168,7 +168,7 @@ class Peer:
         """Take part in a light-weight party that a member made below `parent`; see `parent.child_parties()`."""
         self._check_writable()
         with self.lock:
-            if any(known.key == key for known in self.parties()):
+            if any(known.key == key and known.child_of == parent.key for known in self.parties()):
                 return self.party(key)
             return self._keep(self.opener.enter_child(parent, key))
 

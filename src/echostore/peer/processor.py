@@ -34,10 +34,11 @@ from echostore.kernel.order import CONTROL, DATA, Delivery, Ended, Envelope, Fee
 from echostore.kernel.party.admission import Admission
 from echostore.kernel.party.credentials import FeedKind, Role
 from echostore.kernel.reasons import Reason
-from echostore.kernel.timeframe import Dependency, Position, Timeframe, link_prefix
+from echostore.kernel.timeframe import Dependency, Timeframe
 from echostore.peer.anchors import Anchor
 from echostore.peer.checkpoints import load_cursors, load_moves, load_record
 from echostore.peer.membership import Membership
+from echostore.peer.positions import control_timeframe, data_timeframe, dependencies
 from echostore.peer.reading import BlockReader
 from echostore.peer.refolding import LACKING, refold, refold_found, refold_moved
 from echostore.store.feed_store import FeedStore
@@ -253,21 +254,11 @@ class PartyProcessor:
     @property
     def timeframe(self) -> Timeframe:
         """What of the data feeds is in the state: the last allowed block that was processed, with its link."""
-        entries = []
-        for feed, cursor in self.orderer.cursors.items():
-            if cursor.kind == DATA:
-                position = self._allowed_last(cursor)
-                if position is not None:
-                    entries.append((feed, position))
-        return Timeframe.of(entries)
+        return data_timeframe(self.orderer, self.admission)
 
     @property
     def control_timeframe(self) -> Timeframe:
-        return Timeframe.of(
-            (feed, Position(cursor.length - 1, cursor.link))
-            for feed, cursor in self.orderer.cursors.items()
-            if cursor.kind == CONTROL and cursor.length
-        )
+        return control_timeframe(self.orderer)
 
     def feeds_of(self, kind: str) -> FeedStore:
         """Where feeds of a kind are: a child party's control feeds are its parent's."""
@@ -276,39 +267,11 @@ class PartyProcessor:
     def feed_key(self, feed: FeedId) -> FeedKey:
         return self.orderer.cursors[feed].key
 
-    def _allowed_last(self, cursor: FeedCursor) -> Position | None:
-        record = self.admission.by_id.get(cursor.id)
-        if record is None:
-            return None
-        best = -1
-        for interval in record.intervals:
-            if interval.role in READER_ROLES or interval.start >= cursor.length:
-                continue
-            end = cursor.length if interval.end is None else min(interval.end, cursor.length)
-            if end > interval.start:
-                best = max(best, end - 1)
-        if best < 0:
-            return None
-        if best == cursor.length - 1:
-            return Position(best, cursor.link)
-        return Position(best, self.orderer.mark(cursor.id, best).link)
-
     def dependencies(self, own: FeedCursor) -> tuple[Dependency, ...]:
         """What this device has processed since the last message of its own feed, in ascending order of feed."""
-        found = []
-        control = own.kind == CONTROL
         # A data feed looks at what moved since it last wrote; a control feed at all control feeds, which are few.
-        for feed in sorted(self.orderer.cursors if control else self.advanced):
-            cursor = self.orderer.cursors.get(feed)
-            if cursor is None or cursor is own or (control and cursor.kind != CONTROL):
-                continue
-            position = self._allowed_last(cursor) if cursor.kind == DATA else Position(cursor.length - 1, cursor.link)
-            known = own.asserted.get(feed)
-            if position is None or position.seq < 0 or (known is not None and position.seq <= known.seq):
-                continue
-            depth = cursor.depth if position.seq == cursor.length - 1 else self.orderer.mark(feed, position.seq).depth
-            found.append(Dependency(feed, position.seq, link_prefix(position.link), depth))
-        return tuple(found)
+        moved = self.orderer.cursors if own.kind == CONTROL else self.advanced
+        return dependencies(self.orderer, self.admission, own, moved)
 
     def wrote(self, own: FeedCursor) -> None:
         """An own message was built: a data feed's has named all that moved, a control feed's is itself news."""

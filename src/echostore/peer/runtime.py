@@ -235,7 +235,8 @@ class PartyRuntime:
             self.edit(record)
         pen = self._pens.get(record.item)
         if pen is None:
-            pen = self._pens[record.item] = Pen(record.model.insert, record.model.delete, EDITS_MAX)
+            insert, delete = record.model.raw_edits()
+            pen = self._pens[record.item] = Pen(insert, delete, EDITS_MAX)
         return pen
 
     def holds(self, pen: Pen) -> bool:

@@ -59,15 +59,16 @@ def take_snapshot(runtime: "PartyRuntime") -> Snapshot:
         raise Refused("a batch is open", next_step="Take the snapshot after it.")
     if runtime.items is not None and runtime.writable and runtime.blobs is not None:
         blobs: dict[Cid, bytes] = {}
-        top = _update_tree(runtime, blobs)
-        return _finish(runtime, top, blobs, save=True)
+        top, fresh = _update_tree(runtime, blobs)
+        return _finish(runtime, top, blobs, fresh)
     blobs = {}
     runtime.state.settle()
     top = build(_all_encoded(runtime, blobs), blobs.__setitem__)
-    return _finish(runtime, top, blobs, save=False)
+    return _finish(runtime, top, blobs, None)
 
 
-def _finish(runtime: "PartyRuntime", top: TreeTop, blobs: dict[Cid, bytes], *, save: bool) -> Snapshot:
+def _finish(runtime: "PartyRuntime", top: TreeTop, blobs: dict[Cid, bytes], fresh: set[Cid] | None) -> Snapshot:
+    """Add the blobs above the tree. `fresh` names those that the store has got already; None where there is no store."""
     processor = runtime.processor
     moves = encode_moves(runtime.state.tree.moves)
     membership = membership_state(processor.membership.machine)
@@ -86,16 +87,23 @@ def _finish(runtime: "PartyRuntime", top: TreeTop, blobs: dict[Cid, bytes], *, s
         tree=moves_cid,
     )
     blobs[cid] = data
-    new = 0
-    size = sum(len(blob) for blob in blobs.values())
-    if save and runtime.blobs is not None:
-        missing = set(runtime.blobs.missing(blobs))
-        size = sum(len(blobs[blob]) for blob in missing)
-        new = runtime.blobs.put_many({blob: blobs[blob] for blob in blobs if blob in missing})
-    return Snapshot(cid_text(cid), read_state_root(data), data, timeframe, runtime, new, size, {} if save else blobs)
+    unsaved = blobs if fresh is None else {}
+    if fresh is not None:
+        fresh = fresh | _put(runtime, blobs)
+    size = sum(len(blobs[blob]) for blob in (blobs if fresh is None else fresh))
+    return Snapshot(cid_text(cid), read_state_root(data), data, timeframe, runtime, len(fresh or ()), size, unsaved)
 
 
-def _update_tree(runtime: "PartyRuntime", blobs: dict[Cid, bytes]) -> TreeTop:
+def _put(runtime: "PartyRuntime", blobs: dict[Cid, bytes]) -> set[Cid]:
+    """Store the blobs that are not there yet; returns which."""
+    assert runtime.blobs is not None
+    missing = set(runtime.blobs.missing(blobs))
+    runtime.blobs.put_many({cid: blobs[cid] for cid in missing})
+    return missing
+
+
+def _update_tree(runtime: "PartyRuntime", blobs: dict[Cid, bytes]) -> tuple[TreeTop, set[Cid]]:
+    """The tree at the state as it is, with its blobs stored; says which of them were new."""
     runtime.checkpoint()
     store = runtime.items
     assert store is not None
@@ -110,9 +118,9 @@ def _update_tree(runtime: "PartyRuntime", blobs: dict[Cid, bytes]) -> TreeTop:
 
     nodes = NodeChanges(store)
     top = update(nodes, store.tree_dirty(), items_under, blobs.__setitem__)
-    runtime.blobs.put_many({cid: data for cid, data in blobs.items() if not runtime.blobs.has(cid)})
+    fresh = _put(runtime, blobs)
     store.save_tree(nodes, encoded.items())
-    return top
+    return top, fresh
 
 
 def _encoded(

@@ -142,7 +142,8 @@ def _reversal(runtime: PartyRuntime, operation: ItemOperation, stamp: Stamp) -> 
     if field == GENESIS:
         return [ItemOperation(item, METADATA, (Set((DELETED_KEY,), True),))]
     if field == PLACEMENT:
-        return [ItemOperation(item, PLACEMENT, _placement_back(runtime, item, body, stamp))]
+        back = _placement_back(runtime, item, body, stamp)
+        return [] if back is None else [ItemOperation(item, PLACEMENT, back)]
     if field == "threaded-log":
         return _log_back(item, body, stamp)
     if field == CUSTOM:
@@ -152,15 +153,17 @@ def _reversal(runtime: PartyRuntime, operation: ItemOperation, stamp: Stamp) -> 
     return []
 
 
-def _placement_back(runtime: PartyRuntime, item: ItemId, body: Any, stamp: Stamp) -> tuple[int, ItemId | None]:
+def _placement_back(runtime: PartyRuntime, item: ItemId, body: Any, stamp: Stamp) -> tuple[int, ItemId | None] | None:
+    """The placement that puts an item where it was before; None when the one at `stamp` changed nothing."""
     kind, parent = body
-    if kind == EMBED:
-        return UNEMBED, parent
-    if kind == UNEMBED:
-        return EMBED, parent
-    earlier = [
-        move for move in runtime.state.tree.moves if move.item == item and move.kind == MOVE and move.stamp < stamp
-    ]
+    earlier = [move for move in runtime.state.tree.moves if move.item == item and move.stamp < stamp]
+    if kind != MOVE:
+        there = [move.kind == EMBED for move in earlier if move.kind != MOVE and move.parent == parent]
+        was_embedded = bool(there) and there[-1]
+        if was_embedded == (kind == EMBED):
+            return None
+        return (EMBED if was_embedded else UNEMBED), parent
+    earlier = [move for move in earlier if move.kind == MOVE]
     record = runtime.state.record(item)
     assert record is not None
     return MOVE, earlier[-1].parent if earlier else record.genesis.parent

@@ -76,6 +76,14 @@ class ConcurrentText(SharedSequence):
         except BaseException as error:  # noqa: BLE001  # loro raises bare ones
             raise_typed(error)
 
+    def raw_edits(self) -> tuple[Callable[[int, str], None], Callable[[int, int], None]]:
+        """The library's own insert and delete, for the hottest path: valid until the next operation is applied, and
+        what they raise is to be passed to `raise_edit_error`."""
+        self._check_writer()
+        return self._insert, self._delete
+
+    raise_edit_error = staticmethod(raise_typed)
+
     def splice(self, position: int, length: int, text: str) -> None:
         """Replace `length` characters."""
         if position < 0 or length < 0 or position + length > len(self):

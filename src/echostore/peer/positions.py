@@ -1,0 +1,72 @@
+"""Where a party stands in its feeds: its timeframes, and what a new message must name as processed.
+
+What counts of a feed is decided by the admission: blocks beyond a cut were processed by the orderer but are in neither
+a timeframe nor a dependency, so that a peer that never gets them is not kept waiting.
+"""
+
+from collections.abc import Iterable
+
+from echostore.kernel.ids import FeedId
+from echostore.kernel.order import CONTROL, DATA, FeedCursor, Orderer
+from echostore.kernel.party.admission import Admission
+from echostore.kernel.party.credentials import Role
+from echostore.kernel.timeframe import Dependency, Position, Timeframe, link_prefix
+
+
+def data_timeframe(orderer: Orderer, admission: Admission) -> Timeframe:
+    """Of each data feed the last processed block that counts."""
+    positions = (
+        (feed, allowed_last(orderer, admission, cursor))
+        for feed, cursor in orderer.cursors.items()
+        if cursor.kind == DATA
+    )
+    return Timeframe.of((feed, position) for feed, position in positions if position is not None)
+
+
+def control_timeframe(orderer: Orderer) -> Timeframe:
+    """Of each control feed the last processed block."""
+    return Timeframe.of(
+        (feed, Position(cursor.length - 1, cursor.link))
+        for feed, cursor in orderer.cursors.items()
+        if cursor.kind == CONTROL and cursor.length
+    )
+
+
+def allowed_last(orderer: Orderer, admission: Admission, cursor: FeedCursor) -> Position | None:
+    """The last processed block of a data feed that counts; None when none does."""
+    record = admission.by_id.get(cursor.id)
+    if record is None:
+        return None
+    best = -1
+    for interval in record.intervals:
+        if interval.role is Role.READER or interval.start >= cursor.length:
+            continue
+        end = cursor.length if interval.end is None else min(interval.end, cursor.length)
+        if end > interval.start:
+            best = max(best, end - 1)
+    if best < 0:
+        return None
+    if best == cursor.length - 1:
+        return Position(best, cursor.link)
+    return Position(best, orderer.mark(cursor.id, best).link)
+
+
+def dependencies(
+    orderer: Orderer, admission: Admission, own: FeedCursor, moved: Iterable[FeedId]
+) -> tuple[Dependency, ...]:
+    """What a message of `own` must name of the feeds that moved, in ascending order of feed."""
+    found = []
+    for feed in sorted(moved):
+        cursor = orderer.cursors.get(feed)
+        if cursor is None or cursor is own or (own.kind == CONTROL and cursor.kind != CONTROL):
+            continue
+        if cursor.kind == DATA:
+            position = allowed_last(orderer, admission, cursor)
+        else:
+            position = Position(cursor.length - 1, cursor.link)
+        known = own.asserted.get(feed)
+        if position is None or position.seq < 0 or (known is not None and position.seq <= known.seq):
+            continue
+        depth = cursor.depth if position.seq == cursor.length - 1 else orderer.mark(feed, position.seq).depth
+        found.append(Dependency(feed, position.seq, link_prefix(position.link), depth))
+    return tuple(found)

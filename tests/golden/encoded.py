@@ -1,0 +1,152 @@
+"""Fixed kernel values and what our encoders make of them: the input of the golden vectors `encoded`."""
+
+from datetime import UTC, datetime
+
+from echostore.kernel.ids import NO_LINK, Cid, FeedId, FeedKey, IdentityKey, ItemId, Link, PartyKey, Stamp, item_id
+from echostore.kernel.items.operations import CUSTOM, GENESIS, METADATA, PLACEMENT, ItemOperation
+from echostore.kernel.items.record import AccessRule, AccessWrite, Genesis, ItemRecord
+from echostore.kernel.items.tree import EMBED, MOVE, UNEMBED, TreeMove
+from echostore.kernel.models.factory import ModelFactory
+from echostore.kernel.models.property_set import (
+    ADDED,
+    DELETED,
+    INCREMENT,
+    REMOVED,
+    SET,
+    Add,
+    Entry,
+    EntryKey,
+    Increment,
+    PropertySet,
+    Remove,
+    Restore,
+    Set,
+)
+from echostore.kernel.values import BlobRef, Reference, Value
+from echostore.wire.items import encode_model, encode_moves, encode_record
+from echostore.wire.links import block_link, head_bytes, payload_hash
+from echostore.wire.messages import encode_genesis, encode_operation
+from echostore.wire.models import property_set
+from echostore.wire.values import value_bytes, value_from_bytes
+from echostore.wire.views import view_statement
+
+KEY = FeedKey(bytes(range(32)))
+FEED, OTHER = FeedId(KEY[:8]), FeedId(b"otherfed")
+PARTY = PartyKey(b"p" * 32)
+ITEM, PARENT = item_id(FEED, 5 << 16 | 3), item_id(OTHER, 1)
+STAMP, SEEN = Stamp(300, FEED, 200, 2), Stamp(7, OTHER, 150, 1)
+
+VALUES: dict[str, Value] = {
+    "null": None,
+    "true": True,
+    "false": False,
+    "zero": 0,
+    "negative": -300,
+    "largest": (1 << 63) - 1,
+    "float": 2.5,
+    "minus-zero": -0.0,
+    "nan": float("nan"),
+    "infinity": float("inf"),
+    "text": "Füße",
+    "empty-text": "",
+    "bytes": b"\x00\xff",
+    "moment": datetime(2021, 9, 1, 12, 30, 0, 123456, tzinfo=UTC),
+    "before-1970": datetime(1969, 12, 31, 23, 59, 59, 999999, tzinfo=UTC),
+    "list": [1, [2.5, None], "x"],
+    "empty-list": [],
+    "map": {"z": 1, "a": {"é": 2, "e": 3}, "ä": 4},
+    "empty-map": {},
+    "reference": Reference(ITEM),
+    "foreign-reference": Reference(ITEM, PARTY),
+    "blob": BlobRef((Cid(b"\x01" * 36), Cid(b"\x02" * 36)), 70_000, "image/png", "hut.png"),
+}
+
+
+def encoded() -> dict[str, bytes]:
+    found = {f"value {name}": value_bytes(value) for name, value in VALUES.items()}
+    for name, operation in operations().items():
+        found[f"operation {name}"] = encode_operation(FEED, operation).SerializeToString(deterministic=True)
+    model = folded()
+    found["state property-set"] = property_set.encode_state(model)
+    unknown = ModelFactory(value_from_bytes).create("unheard-of", 1, ITEM)
+    unknown.apply(b"second", STAMP, -5)
+    unknown.apply(b"first", SEEN, 1_600_000_000_000)
+    found["state operations"] = encode_model(unknown)
+    found["item"] = encode_record(record(model)).SerializeToString(deterministic=True)
+    found["moves"] = encode_moves(
+        [TreeMove(SEEN, ITEM, MOVE, PARENT), TreeMove(STAMP, ITEM, EMBED, None), TreeMove(STAMP, PARENT, UNEMBED, ITEM)]
+    )
+    found["link"] = block_link(KEY, 0, NO_LINK, payload_hash(b"payload"))
+    found["next link"] = block_link(KEY, 1, Link(found["link"]), payload_hash(b""))
+    found["head"] = head_bytes(PARTY, KEY, 300, Link(found["link"]))
+    found["view statement"] = view_statement(PARTY, encode_genesis(view()))
+    return found
+
+
+def operations() -> dict[str, ItemOperation]:
+    red = value_bytes("red")
+    title = EntryKey(("title",), SET, b"", None)
+    past = Stamp(20, FEED, 10, 0)
+    changes = {
+        "set": Set(("title",), "Trip"),
+        "set nested": Set(("a", "é"), [1]),
+        "delete": Set(("title",), DELETED),
+        "add": Add(("tags",), "red", red),
+        "remove": Remove(("tags",), "red", red, (SEEN,)),
+        "increment": Increment(("n",), -3, SEEN),
+        "increment float": Increment(("n",), 0.25, None),
+        "restore": Restore(title, Entry(past, "old")),
+        "restore deleted": Restore(title, Entry(past, DELETED)),
+        "restore added": Restore(EntryKey(("tags",), ADDED, red, None), Entry(past, "red")),
+        "restore removed": Restore(EntryKey(("tags",), REMOVED, red, OTHER), Entry(past, "red", SEEN)),
+        "restore increment": Restore(EntryKey(("n",), INCREMENT, b"", SEEN), Entry(past, 7)),
+        "restore absent": Restore(title, None),
+        "restore absent removal": Restore(EntryKey(("tags",), REMOVED, red, OTHER), None),
+    }
+    found = {name: ItemOperation(ITEM, "property-set", (change,)) for name, change in changes.items()}
+    found["foreign item"] = ItemOperation(PARENT, METADATA, (Set(("display_name",), "x"), Set(("deleted",), True)))
+    found["custom"] = ItemOperation(ITEM, CUSTOM, b"own bytes")
+    found["move"] = ItemOperation(ITEM, PLACEMENT, (MOVE, PARENT))
+    found["embed"] = ItemOperation(ITEM, PLACEMENT, (EMBED, None))
+    found["genesis"] = ItemOperation(ITEM, GENESIS, Genesis(ITEM, "property-set", 1, "task", PARENT, 300))
+    found["genesis link"] = ItemOperation(
+        ITEM, GENESIS, Genesis(ITEM, "property-set", 1, "", None, 300, source=ITEM, target=PARENT, target_party=PARTY)
+    )
+    found["genesis view"] = ItemOperation(ITEM, GENESIS, view())
+    arc = item_id(FEED, 1 << 63 | 9)
+    found["genesis arc"] = ItemOperation(arc, GENESIS, Genesis(arc, "text", 2, "", None, 300, forked_from=PARENT))
+    return found
+
+
+def view() -> Genesis:
+    return Genesis(ITEM, "property-set", 1, "", None, 300, inception_key=b"k" * 32, id_proof=b"s" * 64)
+
+
+def folded() -> PropertySet:
+    model = PropertySet(ITEM)
+    model.apply((Set(("title",), "Trip"), Add(("tags",), "red", value_bytes("red"))), Stamp(3, FEED, 1, 0), 0)
+    model.apply((Increment(("n",), 5, None), Set(("gone",), DELETED)), Stamp(4, FEED, 2, 1), 0)
+    model.apply((Remove(("tags",), "red", value_bytes("red"), (Stamp(3, FEED, 1, 0),)),), Stamp(5, OTHER, 0, 0), 0)
+    model.apply((Increment(("n",), 0.5, Stamp(3, FEED, 1, 0)),), Stamp(6, OTHER, 1, 0), 0)
+    return model
+
+
+def record(model: PropertySet) -> ItemRecord:
+    metadata = PropertySet(ITEM)
+    metadata.apply((Set(("display_name",), "Trip"),), STAMP, 0)
+    genesis = Genesis(
+        ITEM,
+        "property-set",
+        1,
+        "task",
+        PARENT,
+        300,
+        source=ITEM,
+        target=ItemId(b"t" * 16),
+        target_party=PARTY,
+        inception_key=b"k" * 32,
+        id_proof=b"s" * 64,
+        forked_from=PARENT,
+    )
+    rule = AccessRule(frozenset({"editor", "admin"}), frozenset({IdentityKey(b"b" * 32), IdentityKey(b"a" * 32)}))
+    return ItemRecord(genesis, model, metadata, [AccessWrite(SEEN, rule), AccessWrite(STAMP, AccessRule())])
