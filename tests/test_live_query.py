@@ -22,10 +22,12 @@ from echostore.kernel.query.expressions import comparisons
 from echostore.kernel.query.fields import parse_field
 from echostore.kernel.query.filters import And
 from echostore.kernel.query.live import Change, LiveQuery, LiveUnion
+from echostore.kernel.query.order import normal
 from echostore.kernel.query.sorted_keys import RUN_KEYS, SortedKeys
 from echostore.kernel.query.source import Deleted
 from echostore.kernel.query.spec import Order, QuerySpec, Reduce, Reducer, Stage, Step
 from echostore.kernel.values import Reference
+from echostore.wire.values import value_bytes
 from reference.query import Answer, Graph, answer, answer_of_parties, item, shown
 from reference.query_examples import ITEMS, OTHER_PARTY, graphs, mutations, specs
 
@@ -57,13 +59,13 @@ def check_told(spec: QuerySpec, before: Answer, after: Answer, change: Change[An
 
 
 def replayed_groups(before: Answer, change: Change[Any] | None) -> Answer:
-    """The groups after a change, from those before; `by` may be unhashable, so by its text."""
-    lines = {repr(line[0]): line for line in before.lines}
+    """The groups after a change, from those before; `by` may be unhashable, so by its canonical bytes."""
+    lines = {value_bytes(normal(line[0])): line for line in before.lines}
     if change is not None:
         for by in change.groups_removed:
-            del lines[repr(by)]
-        lines.update({repr(group.by): (group.by, group.value) for group in change.groups})
-    return Answer(tuple(sorted(lines.values(), key=lambda line: repr(line[0]))))
+            del lines[value_bytes(normal(by))]
+        lines.update({value_bytes(normal(group.by)): (group.by, group.value) for group in change.groups})
+    return Answer(tuple(line for _, line in sorted(lines.items(), key=lambda entry: entry[0])))
 
 
 @given(specs(), graphs(), st.data())

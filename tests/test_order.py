@@ -272,6 +272,33 @@ def test_control_that_waits_for_a_feed_which_turns_out_to_be_data_is_of_the_wron
     assert_agrees(peer, history)
 
 
+def test_a_cycle_of_guessed_links_waits_and_stops_nobody() -> None:
+    """With links inside the timeframe a cycle can't be closed; who tries waits for a block that never comes."""
+    history = History(3)
+    one, two, bystander = history.minds
+    one.append((Dependency(two.id, 0, b"guess" * 3 + b"!", 1),), 2)
+    two.append((name(one, 0),), 3)
+    history.write(bystander)
+    for arrival in ([one, two, bystander], [two, bystander, one]):
+        peer = Peer(history)
+        for mind in arrival:
+            peer.arrive(mind)
+        assert [delivery.cursor.id for delivery in peer.delivered] == [bystander.id]
+        assert_agrees(peer, history)
+
+
+def test_a_writer_that_hides_what_it_knew_is_merely_concurrent() -> None:
+    history = History(2)
+    known, hiding = history.minds
+    for _ in range(5):
+        history.write(known)
+    history.process(hiding, known, 5)
+    hiding.append((), 1)
+    peer = Peer(history)
+    peer.arrive(hiding)
+    assert [delivery.envelope.depth for delivery in peer.delivered] == [1]
+
+
 def test_depth_stops_at_its_limit() -> None:
     key = feed_key(0)
     orderer = CountingOrderer(fetch=lambda cursor, seq: None, lookup=lambda cursor, seq: None)  # type: ignore[arg-type,return-value]

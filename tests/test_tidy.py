@@ -272,7 +272,6 @@ def test_the_lock_holds_only_names_versions_and_hashes() -> None:
     must_be_empty(offenders, "neither name, version nor sha256 in requirements.lock")
 
 
-@pytest.mark.skipif(not MAP.exists(), reason="docs/map.md is not written yet")
 def test_links_of_the_map_lead_somewhere() -> None:
     targets = re.findall(r"\[[^\]]*\]\(\s*<?([^)\s>]+)", text_of(MAP))
     offenders = [
@@ -284,7 +283,6 @@ def test_links_of_the_map_lead_somewhere() -> None:
     must_be_empty(offenders, "link in docs/map.md to a file that does not exist")
 
 
-@pytest.mark.skipif(not MAP.exists(), reason="docs/map.md is not written yet")
 def test_tests_named_in_the_map_exist() -> None:
     references = re.findall(r"(tests/[\w./-]+\.py)((?:::\w+)+)", text_of(MAP))
     offenders = [f"{file}{names}" for file, names in references if not is_defined(ROOT / file, names.split("::")[1:])]

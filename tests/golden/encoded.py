@@ -74,7 +74,12 @@ def encoded() -> dict[str, bytes]:
     found["state operations"] = encode_model(unknown)
     found["item"] = encode_record(record(model)).SerializeToString(deterministic=True)
     found["moves"] = encode_moves(
-        [TreeMove(SEEN, ITEM, MOVE, PARENT), TreeMove(STAMP, ITEM, EMBED, None), TreeMove(STAMP, PARENT, UNEMBED, ITEM)]
+        [
+            TreeMove(SEEN, ITEM, MOVE, PARENT),
+            TreeMove(STAMP, ITEM, EMBED, None),
+            TreeMove(STAMP, PARENT, UNEMBED, ITEM),
+        ],
+        {}.__setitem__,
     )
     found["link"] = block_link(KEY, 0, NO_LINK, payload_hash(b"payload"))
     found["next link"] = block_link(KEY, 1, Link(found["link"]), payload_hash(b""))

@@ -17,6 +17,7 @@ REPEATS = 5
 
 _PROBE = """
 import json, resource, sys, time
+from pathlib import Path
 import echostore, echostore.peer.peer, echostore.peer.query  # imports are not what is measured
 before = time.perf_counter()
 with echostore.open(sys.argv[1], background=False) as peer:
@@ -24,6 +25,9 @@ with echostore.open(sys.argv[1], background=False) as peer:
     count = party.query(type="task").where(done__ge=0).count()
     seconds = time.perf_counter() - before
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    status = Path("/proc/self/status")
+    if status.exists():  # Linux counts the parent's peak before exec in the figure above
+        memory = next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM"))
 assert count == 1000, count
 print(json.dumps({"seconds": seconds, "kib": memory}))
 """

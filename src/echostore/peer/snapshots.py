@@ -70,7 +70,7 @@ def take_snapshot(runtime: "PartyRuntime") -> Snapshot:
 def _finish(runtime: "PartyRuntime", top: TreeTop, blobs: dict[Cid, bytes], fresh: set[Cid] | None) -> Snapshot:
     """Add the blobs above the tree. `fresh` names those that the store has got already; None where there is no store."""
     processor = runtime.processor
-    moves = encode_moves(runtime.state.tree.moves)
+    moves = encode_moves(runtime.state.tree.moves, blobs.__setitem__)
     membership = membership_state(processor.membership.machine)
     moves_cid, membership_cid = cid_of(moves, PROTOBUF), cid_of(membership, PROTOBUF)
     blobs[moves_cid], blobs[membership_cid] = moves, membership

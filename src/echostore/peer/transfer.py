@@ -25,6 +25,7 @@ from echostore.store.meta_store import KnownParty, PartyState
 from echostore.wire.car import read_car, write_car
 from echostore.wire.cids import PROTOBUF, RAW, cid_from_text, cid_of, cid_text
 from echostore.wire.generated import archive_pb2 as pb
+from echostore.wire.items import move_chunks
 from echostore.wire.signing import verify
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def export_party(party: Party, path: Path, progress: Progress | None = None) -> 
         manifest_bytes = manifest.SerializeToString(deterministic=True)
         roots = [cid_of(manifest_bytes, PROTOBUF), cid_from_text(snapshot.cid)]
         reachable = [*snapshot.reader().reachable(), snapshot.root.membership_root, snapshot.root.tree]
+        reachable += move_chunks(snapshot.blob(snapshot.root.tree))
 
         def blocks() -> Iterator[tuple[Cid, bytes]]:
             yield roots[0], manifest_bytes

@@ -1,18 +1,25 @@
 """Item records <-> ItemState bytes: what a snapshot's page and the ItemStore hold of an item."""
 
+from collections.abc import Callable, Sequence
+
 from google.protobuf.message import DecodeError
 
 from echostore.kernel.errors import Corrupt
-from echostore.kernel.ids import FeedId, IdentityKey, ItemId, PartyKey, Stamp
+from echostore.kernel.ids import Cid, FeedId, IdentityKey, ItemId, PartyKey, Stamp
 from echostore.kernel.items.record import AccessRule, AccessWrite, Genesis, ItemRecord
 from echostore.kernel.items.tree import TreeMove
 from echostore.kernel.models.base import OperationRefused
 from echostore.kernel.models.factory import ModelFactory
 from echostore.kernel.models.ordered_fold import CommutingFold, KeptOperation, OrderedFold
 from echostore.kernel.models.property_set import PropertySet
+from echostore.wire.cids import PROTOBUF, cid_of
 from echostore.wire.generated import snapshot_pb2 as pb
 from echostore.wire.models import CODECS, property_set
+from echostore.wire.snapshot import Put
 from echostore.wire.values import MalformedValue, value_bytes, value_from_bytes
+
+MOVES_PER_CHUNK = 8192
+"""About half a blob. Part of the format: with another number, equal states have other CIDs."""
 
 
 def encode_record(record: ItemRecord, *, with_model: bool = True) -> pb.ItemState:
@@ -101,7 +108,48 @@ def decode_model(factory: ModelFactory, name: str, version: int, item: ItemId, s
     return CODECS[name].decode_state(item, state)
 
 
-def encode_moves(moves: list[TreeMove]) -> bytes:
+def encode_moves(moves: Sequence[TreeMove], put: Put) -> bytes:
+    """The tree state's bytes; when there are many moves, they go to `put` in chunks of a fixed number."""
+    if len(moves) <= MOVES_PER_CHUNK:
+        return _encode_moves(moves)
+    chunks = []
+    for start in range(0, len(moves), MOVES_PER_CHUNK):
+        data = _encode_moves(moves[start : start + MOVES_PER_CHUNK])
+        cid = cid_of(data, PROTOBUF)
+        put(cid, data)
+        chunks.append(cid)
+    return pb.TreeState(chunks=chunks).SerializeToString(deterministic=True)
+
+
+def decode_moves(data: bytes, get: Callable[[Cid], bytes]) -> list[TreeMove]:
+    """The moves of a tree state, in canonical order; `get` reads the chunks."""
+    state = _tree_state(data)
+    parts = [_tree_state(get(Cid(cid))) for cid in state.chunks] if state.chunks else [state]
+    return [
+        TreeMove(
+            Stamp(move.depth, FeedId(move.feed), move.seq, move.position),
+            ItemId(move.item),
+            move.kind,
+            ItemId(move.parent) if move.parent else None,
+        )
+        for part in parts
+        for move in part.moves
+    ]
+
+
+def move_chunks(data: bytes) -> list[Cid]:
+    """The blobs that a tree state names, beside itself."""
+    return [Cid(cid) for cid in _tree_state(data).chunks]
+
+
+def _tree_state(data: bytes) -> pb.TreeState:
+    try:
+        return pb.TreeState.FromString(data)
+    except DecodeError as error:
+        raise Corrupt("a tree state can't be read") from error
+
+
+def _encode_moves(moves: Sequence[TreeMove]) -> bytes:
     return pb.TreeState(
         moves=[
             pb.TreeMove(
@@ -116,22 +164,6 @@ def encode_moves(moves: list[TreeMove]) -> bytes:
             for move in moves
         ]
     ).SerializeToString(deterministic=True)
-
-
-def decode_moves(data: bytes) -> list[TreeMove]:
-    try:
-        state = pb.TreeState.FromString(data)
-    except DecodeError as error:
-        raise Corrupt("a tree state can't be read") from error
-    return [
-        TreeMove(
-            Stamp(move.depth, FeedId(move.feed), move.seq, move.position),
-            ItemId(move.item),
-            move.kind,
-            ItemId(move.parent) if move.parent else None,
-        )
-        for move in state.moves
-    ]
 
 
 def _encode_access(write: AccessWrite) -> pb.AccessEntry:

@@ -312,21 +312,30 @@ Global___AccessEntry: _TypeAlias = AccessEntry  # noqa: Y015
 
 @_typing.final
 class TreeState(_message.Message):
-    """The party-level tree state: explicit moves and embeddings since the base epoch, in canonical order."""
+    """The party-level tree state: explicit moves and embeddings since the base epoch, in canonical order.
+    Few of them stand here; many stand in chunks, blobs of their own that are encoded TreeStates of
+    MOVES_PER_CHUNK moves each, the last one of fewer.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MOVES_FIELD_NUMBER: _builtins.int
+    CHUNKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___TreeMove]: ...
+    @_builtins.property
+    def chunks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """CIDs"""
+
     def __init__(
         self,
         *,
         moves: _abc.Iterable[Global___TreeMove] | None = ...,
+        chunks: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["moves", b"moves"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "moves", b"moves"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
