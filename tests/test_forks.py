@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import echostore
+from echostore.peer.opening import PartyOpener
 from echostore.peer.party import Party
 from echostore.peer.peer import Peer
-from echostore.store import instance
 from echostore.testing.inmemory import link
 
 
@@ -58,6 +58,18 @@ def test_a_copied_home_writes_to_new_feeds_and_nobody_forks(tmp_path: Path) -> N
         peer.close()
 
 
+def test_a_copy_that_loses_its_metadata_too_still_writes_to_new_feeds(tmp_path: Path) -> None:
+    with open_at(tmp_path / "ann", "ann") as ann:
+        party = ann.create_party("Trip")
+        old_feed = party.runtime.data.cursor.key
+    shutil.copytree(tmp_path / "ann", tmp_path / "clone")
+    open_at(tmp_path / "clone", "ann").close()  # notices the copy, opens no party
+    for file in (tmp_path / "clone").glob("meta.db*"):
+        file.unlink()
+    with open_at(tmp_path / "clone", "ann") as clone:
+        assert clone.party(party.key).runtime.data.cursor.key != old_feed
+
+
 def test_a_restored_backup_writes_to_new_feeds(tmp_path: Path) -> None:
     with open_at(tmp_path / "ann", "ann") as ann:
         party = ann.create_party("Trip")
@@ -95,7 +107,7 @@ def test_a_forked_feed_leaves_the_state_of_every_peer(
     bob.close()
     shutil.copytree(tmp_path / "bob", tmp_path / "evil")
     # A device that means it: it claims to be the same instance and goes on with the same feed.
-    monkeypatch.setattr(instance.InstanceCheck, "may_continue_feeds", property(lambda check: True))
+    monkeypatch.setattr(PartyOpener, "must_renew", lambda opener, feeds: False)
     bob, evil = open_at(tmp_path / "bob", "bob"), open_at(tmp_path / "evil", "bob")
     bob.party(party.key).get(item.id)["n"] = "left"
     bob.party(party.key).get(text.id).insert(0, "left ")

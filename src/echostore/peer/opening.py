@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from echostore.peer.peer import Peer
 
 _OWN_FEEDS = "own_feeds"
-_RENEW = "renew_feeds"
+_INSTANCE = "instance"
 _PAUSED_AT = "paused_at"
 
 
@@ -52,12 +52,18 @@ class PartyOpener:
     def __init__(self, peer: "Peer") -> None:
         self._peer = peer
 
-    def after_check_in(self) -> None:
-        """A home that was copied or restored must not append to the feeds it holds: mark every party for new ones."""
+    def must_renew(self, feeds: FeedStore) -> bool:
+        """Whether this device must write new feeds: those in the store belong to another copy of the home.
+
+        A copied or restored home has an instance id of its own (`store.instance`), and the party's file names the one
+        that its own feeds were opened under. So no mark can be lost between noticing a copy and acting on it.
+        """
+        return feeds.about(_INSTANCE) != self._instance_id()
+
+    def _instance_id(self) -> bytes:
         check = self._peer.instance
-        if check is not None and not check.may_continue_feeds:
-            for known in self._peer.meta.parties():
-                self._peer.meta.set_setting(_RENEW, True, party=known.key)
+        assert check is not None, "a read-only peer writes no feeds"
+        return check.instance_id.encode()
 
     # making
 
@@ -182,7 +188,7 @@ class PartyOpener:
                     f"the feeds of party {known.key.hex()[:8]} are gone from {peer.home.party(known.key).feeds}",
                     next_step="Restore the file from a backup, or forget the party and join it again.",
                 )
-            if own is not None and peer.meta.setting(_RENEW, party=known.key):
+            if own is not None and self.must_renew(runtime.feeds):
                 self._renew(known, runtime)
             elif own is not None:
                 if own[0] is not None:
@@ -218,7 +224,7 @@ class PartyOpener:
                 admits.append(self.sign(known.key, admit, identity=identity))
             runtime.issue(admits)
         self._remember(known, None if known.child_of else control, data)
-        peer.meta.set_setting(_RENEW, None, party=known.key)
+        runtime.feeds.set_about({_INSTANCE: self._instance_id()})
 
     # parts
 
@@ -228,7 +234,7 @@ class PartyOpener:
         """The stores of a party that is new here, with this device's own feeds in them."""
         self._peer.home.make_party(known.key)
         feeds = FeedStore(self._peer.home.party(known.key).feeds, known.key)
-        feeds.set_about(known.about())
+        feeds.set_about({**known.about(), _INSTANCE: self._instance_id()})
         if control is not None:
             feeds.add_feed(FeedKey(control.public), "control", own=True)
         feeds.add_feed(FeedKey(data.public), "data", own=True)

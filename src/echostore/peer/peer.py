@@ -79,8 +79,6 @@ class Peer:
             self.myself = OwnSelf(self.keys, self.meta, name=name, writable=not read_only)
             self.view_classes = ViewClasses(self.meta)
             self.opener = PartyOpener(self)
-            if not read_only:
-                self.opener.after_check_in()
         except BaseException:
             self._release()
             raise
