@@ -137,3 +137,30 @@ def test_a_forked_feed_leaves_the_state_of_every_peer(
         assert len(peer.party(party.key).runtime.processor.membership.machine.forks) == 1
     for peer in (ann, bob, cat, evil):
         peer.close()
+
+
+def test_a_removal_that_turns_out_void_brings_back_blocks_that_came_excluded(tmp_path: Path) -> None:
+    ann, bob, cat, dan = (open_at(tmp_path / name, name) for name in ("ann", "bob", "cat", "dan"))
+    party = ann.create_party("Trip")
+    item = party.create("property-set", n=0)
+    for peer, role in ((bob, "admin"), (cat, "editor"), (dan, "editor")):
+        join(party, peer, role)
+    for peer in (bob, cat, dan):
+        meet(ann, peer, party)
+    # Two acts that know nothing of each other: bob removes cat, ann removes bob. The senior's stands, bob's is void.
+    cat.party(party.key).get(item.id)["n"] = "cat's"
+    cat.party(party.key).create("property-set", type="note", by="cat")
+    bob.party(party.key).members.remove(cat.identity)
+    party.members.remove(bob.identity)
+    meet(dan, bob, party)
+    meet(dan, cat, party)
+    on_dan = dan.party(party.key)
+    assert on_dan.get(item.id)["n"] == 0, "excluded while bob's removal is all that dan knows"
+    assert {reject.reason for reject in on_dan.rejected()} == {"beyond-cut"}
+    meet(dan, ann, party)
+    assert on_dan.get(item.id)["n"] == "cat's"
+    assert on_dan.query(type="note").count() == 1
+    assert on_dan.rejected() == []
+    assert on_dan.snapshot().cid == party.snapshot().cid
+    for peer in (ann, bob, cat, dan):
+        peer.close()
