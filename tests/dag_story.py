@@ -151,6 +151,11 @@ class CountingOrderer(Orderer):
     """Counts how often a block is looked at and how often the store is asked."""
 
     checks = 0
+    dependency_checks = 0
+
+    def _check_dependency(self, dependency, target, known):  # type: ignore[no-untyped-def]
+        self.dependency_checks += 1
+        return super()._check_dependency(dependency, target, known)
 
     def _check(self, cursor, envelope):  # type: ignore[no-untyped-def]
         self.checks += 1

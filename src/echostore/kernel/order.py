@@ -87,6 +87,9 @@ class FeedCursor:
     branch: int = 0
     """0 is the branch that is delivered."""
     waits_for: tuple[FeedId, int] | None = None
+    checked: int = 0
+    """How many dependencies of the waiting block were found good: they stay so, and are not looked at again."""
+    checked_depth: int = 0
     marks_start: int = 0
     marks: list[Mark] = field(default_factory=list)
 
@@ -218,19 +221,25 @@ class Orderer:
         """None when the block can be delivered now."""
         if not isinstance(envelope, Envelope):
             return envelope
-        deepest = cursor.depth
-        for dependency in envelope.dependencies:
+        deepest, dependencies = cursor.depth, envelope.dependencies
+        if cursor.checked:
+            deepest, dependencies = cursor.checked_depth, dependencies[cursor.checked :]
+        for dependency in dependencies:
             feed = dependency.feed
             known = cursor.asserted.get(feed)
             if feed == cursor.id or (known is not None and dependency.seq <= known.seq):
                 return Reason.TIMEFRAME_BACKWARDS
             target = self.cursors.get(feed)
+            verdict: Reason | Waits | None
             if target is None:
-                return Waits(feed, dependency.seq)
-            if cursor.kind == CONTROL and target.kind != CONTROL:
-                return Reason.WRONG_KIND
-            verdict = self._check_dependency(dependency, target, known)
+                verdict = Waits(feed, dependency.seq)
+            elif cursor.kind == CONTROL and target.kind != CONTROL:
+                verdict = Reason.WRONG_KIND
+            else:
+                verdict = self._check_dependency(dependency, target, known)
             if verdict is not None:
+                if isinstance(verdict, Waits):
+                    cursor.checked, cursor.checked_depth = envelope.dependencies.index(dependency), deepest
                 return verdict
             if dependency.depth > deepest:
                 deepest = dependency.depth
@@ -275,6 +284,7 @@ class Orderer:
         cursor.link = link
         cursor.depth = envelope.depth
         cursor.waits_for = None
+        cursor.checked = 0
         for dependency in envelope.dependencies:
             cursor.asserted[dependency.feed] = dependency
         marks = cursor.marks

@@ -31,7 +31,7 @@ from echostore.peer.query import Query, query_over
 from echostore.peer.receipts import Receipt
 from echostore.peer.runtime import PartyRuntime
 from echostore.peer.schema import Schemas, create_from_object, schema_type
-from echostore.peer.snapshots import Snapshot, take_snapshot
+from echostore.peer.snapshots import Snapshot, open_snapshot, take_snapshot
 from echostore.peer.status import PartyStatus, party_status
 from echostore.peer.streams import Stream
 from echostore.peer.sync_port import PartySyncPort
@@ -401,6 +401,11 @@ class Party:
         """The content-addressed state. Its CID is equal on every peer with an equal timeframe and admission."""
         with self.reading() as runtime:
             return take_snapshot(runtime)
+
+    def open_snapshot(self, cid: str) -> Snapshot:
+        """A snapshot that was taken here before: load one item, one view or all of it."""
+        with self.reading() as runtime:
+            return open_snapshot(runtime, cid)
 
     # members
 

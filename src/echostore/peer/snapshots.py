@@ -1,18 +1,20 @@
 """Snapshots of a live party: flush, checkpoint, then the tree nodes above what changed since the last one."""
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from echostore.kernel.errors import Refused
-from echostore.kernel.ids import Cid, ItemId
+from echostore.kernel.errors import NotFound, Refused, UsageError
+from echostore.kernel.ids import Cid, ItemId, feed_id, item_text
 from echostore.kernel.items.record import ItemRecord
+from echostore.kernel.items.tree import Tree
 from echostore.kernel.snapshot import ModelVersion, StateRoot, TimeframeEntry, TreeTop
-from echostore.kernel.timeframe import Timeframe
+from echostore.kernel.timeframe import Position, Timeframe
 from echostore.peer.checkpoints import record_of
 from echostore.store.item_store import NodeChanges, TreeRow
-from echostore.wire.cids import PROTOBUF, cid_of, cid_text
+from echostore.wire.cids import PROTOBUF, cid_from_text, cid_of, cid_text
 from echostore.wire.generated import snapshot_pb2 as pb
-from echostore.wire.items import encode_moves, encode_record
+from echostore.wire.items import decode_moves, decode_record, encode_moves, encode_record
 from echostore.wire.membership import membership_state
 from echostore.wire.snapshot import EncodedItem, encode_item, read_state_root, state_root_bytes
 from echostore.wire.tree import TreeReader, build, update
@@ -51,6 +53,63 @@ class Snapshot:
         if blobs is None:
             raise Refused("a snapshot of the past or of a read-only party is not saved; take one of the live party")
         return blobs.get(cid)
+
+    # loading
+
+    def load_item(self, item: ItemId) -> ItemRecord:
+        """One item, from the few blobs on its path."""
+        reader = self.reader()
+        state = reader.item(item)
+        if state is None:
+            raise NotFound(f"item {item_text(item)[:8]} is not in the snapshot")
+        return self._record(reader, state)
+
+    def load(self) -> dict[ItemId, ItemRecord]:
+        """Every item."""
+        reader = self.reader()
+        return {item: self._record(reader, state) for item, state in reader.items()}
+
+    def load_view(self, view: ItemId) -> dict[ItemId, ItemRecord]:
+        """An item with its closure: all that hangs below it or is embedded in it, and nothing else is decoded."""
+        reader = self.reader()
+        states = dict(reader.items())
+        if view not in states:
+            raise NotFound(f"item {item_text(view)[:8]} is not in the snapshot")
+        parents = {item: ItemId(state.parent) if state.parent else None for item, state in states.items()}
+        tree = Tree(parents.get, decode_moves(self.blob(self.root.tree), self.blob))
+        below: dict[ItemId | None, set[ItemId]] = defaultdict(set)
+        for item in states:
+            for parent in (tree.home(item), *tree.embeddings(item)):
+                below[parent].add(item)
+        closure, front = {view}, [view]
+        while front:
+            fresh = below[front.pop()] - closure
+            closure |= fresh
+            front.extend(fresh)
+        return {item: self._record(reader, states[item]) for item in sorted(closure)}
+
+    def _record(self, reader: TreeReader, state: pb.ItemState) -> ItemRecord:
+        whole = pb.ItemState()
+        whole.CopyFrom(state)
+        whole.state = reader.state_bytes(state)
+        whole.ClearField("state_cids")
+        return decode_record(whole.SerializeToString(), self.runtime.processor.factory)
+
+
+def open_snapshot(runtime: "PartyRuntime", cid: str) -> Snapshot:
+    """A snapshot that was saved here before, by its CID."""
+    if runtime.blobs is None:
+        raise NotFound("this party keeps no snapshots here")
+    try:
+        wanted = cid_from_text(cid)
+    except ValueError as error:
+        raise UsageError(f"{cid!r} is not a CID: {error}") from None
+    data = runtime.blobs.get(wanted)
+    root = read_state_root(data)
+    if root.party != runtime.party:
+        raise UsageError("the snapshot belongs to another party")
+    timeframe = Timeframe.of((feed_id(entry.feed_key), Position(entry.seq, entry.link)) for entry in root.timeframe)
+    return Snapshot(cid, root, data, timeframe, runtime, 0, 0, {})
 
 
 def take_snapshot(runtime: "PartyRuntime") -> Snapshot:
