@@ -72,7 +72,7 @@ BAD = [
     (("feed", "tail", "ffff", "-p", "@Alone"), 3, "no feed 'ffff'"),
     (("feed", "tail", "--lines", "-3", "-p", "@Alone"), 2, "counts from 0"),
     (("party", "why", "ffff", "-p", "@Alone"), 3, "no member, device or feed"),
-    (("party", "create", " "), 2, "needs a title"),
+    (("party", "create", " "), 2, "title or name"),
     (("party", "import", "/nonexistent.car"), 3, "there is no file"),
     (("party", "import", "/dev/null"), 3, "there is no file"),
     (("party", "list", "--json", "--csv"), 2, "can't be given together"),

@@ -27,7 +27,7 @@ from echostore.kernel.models.base import OperationRefused
 from echostore.kernel.models.factory import ModelFactory
 from echostore.kernel.models.property_set import DELETED, SET, Add, Entry, EntryKey, PropertySet, Restore, Set
 from echostore.kernel.reasons import Reason
-from echostore.wire.items import decode_record, encode_moves, encode_record
+from echostore.wire.items import decode_record, encode_record
 from echostore.wire.values import value_bytes, value_from_bytes
 
 PARTY = PartyKey(b"p" * 32)
@@ -136,7 +136,7 @@ class Receiver:
         records = self.state.records
         return (
             [encode_record(records[item]).SerializeToString(deterministic=True) for item in sorted(records)],
-            encode_moves(self.state.tree.moves),
+            list(self.state.tree.moves),
             {item: self.state.home(item) for item in records},
             self.rejects,
         )

@@ -3,6 +3,7 @@
 import math
 import random
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import echostore
 from echostore.kernel.ids import FeedId, Stamp, item_id
 from echostore.kernel.limits import DEPTH_MAX, KEY_CHARACTERS_MAX, PATH_STEPS_MAX, SEQ_MAX
 from echostore.kernel.models.base import OperationRefused
@@ -700,3 +702,24 @@ def test_a_damaged_operation_is_refused_or_folds_and_nothing_else(seed: int) -> 
     model = PropertySet(ITEM)
     model.apply(operation, stamp, 0)
     assert exact(model.value()) == exact(codec.decode_state(ITEM, codec.encode_state(model)).value())
+
+
+# through a peer
+
+
+def test_undo_passes_over_a_message_that_changed_nothing(tmp_path: Path) -> None:
+    with echostore.open(tmp_path / "laptop") as peer:
+        item = peer.create_party("x").create("property-set")
+        item["title"] = "Trip"
+        item.remove("tags", "never added")
+        assert item.party.undo()
+        assert item.to_dict() == {}
+
+
+@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
+def test_a_peer_writes_no_increment_that_others_would_refuse(tmp_path: Path, number: float) -> None:
+    with echostore.open(tmp_path / "laptop") as peer:
+        item = peer.create_party("x").create("property-set", n=1)
+        with pytest.raises(echostore.EchoError, match="increment takes a number"):
+            item.increment("n", number)
+        assert item.to_dict() == {"n": 1}

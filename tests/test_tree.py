@@ -6,7 +6,7 @@ from itertools import permutations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echostore.kernel.ids import FeedId, ItemId, Stamp, item_id
+from echostore.kernel.ids import Cid, FeedId, ItemId, Stamp, item_id
 from echostore.kernel.items.tree import EMBED, MOVE, UNEMBED, Tree, TreeMove
 from echostore.wire.items import decode_moves, encode_moves
 from reference.tree import Homes, has_cycle, replay
@@ -108,10 +108,11 @@ def test_the_moves_are_the_whole_state(seed: int, count: int) -> None:
     chance = random.Random(seed)
     first, moves = first_parents(chance), random_moves(chance, count)
     tree = Tree(first.get, moves)
-    data = encode_moves(tree.moves)
-    loaded = Tree(first.get, decode_moves(data))
+    blobs: dict[Cid, bytes] = {}
+    data = encode_moves(tree.moves, blobs.__setitem__)
+    loaded = Tree(first.get, decode_moves(data, blobs.__getitem__))
     assert shape(loaded) == shape(tree)
-    assert encode_moves(loaded.moves) == data
+    assert encode_moves(loaded.moves, blobs.__setitem__) == data
     late = random_moves(chance, 5, start_seq=100)
     assert loaded.apply_all(late) == tree.apply_all(late)
     assert shape(loaded) == shape(tree)

@@ -7,6 +7,7 @@
 A new feed admits itself in the first message of its device's new control feed.
 """
 
+import logging
 from typing import TYPE_CHECKING
 
 from echostore.kernel.errors import Corrupt, NotFound, Refused, UsageError
@@ -40,6 +41,8 @@ from echostore.wire.signing import SigningKey
 
 if TYPE_CHECKING:
     from echostore.peer.peer import Peer
+
+_log = logging.getLogger("echostore")
 
 _OWN_FEEDS = "own_feeds"
 _INSTANCE = "instance"
@@ -201,6 +204,10 @@ class PartyOpener:
 
     def _renew(self, known: KnownParty, runtime: PartyRuntime) -> None:
         """Open new feeds, admitted by this device itself in its new control feed."""
+        _log.warning(
+            "this home is a copy or was restored: party %s gets new feeds on this device, the old ones stay as they are",
+            known.key.hex()[:8],
+        )
         peer, myself = self._peer, self._peer.myself
         control, data = SigningKey.generate(), SigningKey.generate()
         keys = [data] if known.child_of else [control, data]

@@ -518,6 +518,10 @@ class Party:
     # for handles
 
     def check_own(self, item: Item) -> None:
+        if not isinstance(item, Item):
+            raise UsageError(
+                f"an item is wanted here, not {type(item).__name__}", next_step="party.get(...) gives one for an id."
+            )
         if item.party.key != self.key:
             raise UsageError(
                 "the item belongs to another party", next_step="Refer to it by a property or a link instead."

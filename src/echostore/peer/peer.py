@@ -6,6 +6,7 @@
 One lock guards the peer. A background thread makes writes durable shortly after they are made; `flush` does it now.
 """
 
+import logging
 import os
 import threading
 import time
@@ -31,6 +32,8 @@ from echostore.store.instance import check_in
 from echostore.store.key_store import KeyStore, KeyUse
 from echostore.store.meta_store import KnownParty, MetaStore, PartyState
 from echostore.wire.signing import SigningKey
+
+_log = logging.getLogger("echostore")
 
 FLUSH_AFTER_S = 0.1
 """How long a write may stay in memory alone: a tenth of a second of typing makes one block."""
@@ -110,6 +113,11 @@ class Peer:
                 file = self.home.meta.with_name(self.home.meta.name + suffix)
                 if file.exists():
                     file.replace(file.with_name(file.name + ".damaged"))
+            _log.warning(
+                "%s was damaged: it is put aside as meta.db.damaged and made anew from the parties' own files; "
+                "this peer's name, settings and pauses are to be set again",
+                self.home.meta,
+            )
             meta = MetaStore(self.home.meta)
         if not self.read_only and self.home.party_keys() and not meta.parties(forgotten=True):
             meta.rebuild(self.home)
