@@ -1,0 +1,18 @@
+"""The guides' examples run."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def test_the_guide_to_two_peers_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ECHOSTORE_STATE", str(tmp_path / "state"))
+    (example,) = re.findall(r"```python\n(.+?)```", (DOCS / "two-peers.md").read_text(), re.DOTALL)
+    exec(compile(example, "two-peers.md", "exec"), {})
+    assert "1 new message" in capsys.readouterr().out
