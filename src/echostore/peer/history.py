@@ -85,7 +85,6 @@ class PastProcessor(PartyProcessor):
             feeds=live.feeds,
             items=None,
             factory=live.factory,
-            genesis_feed=None,
             parent=parent,
         )
         if parent is not None:

@@ -1,6 +1,5 @@
 """Members of a party: admitting, changing roles, removing, and why someone counts."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from echostore.kernel.errors import NotFound, Refused, UsageError
@@ -32,15 +31,6 @@ if TYPE_CHECKING:
     from echostore.peer.party import Party
 
 ROLES = {role.label: role for role in Role}
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """One step of the chain that `why` prints."""
-
-    what: str
-    valid: bool
-    because: str
 
 
 class Members:

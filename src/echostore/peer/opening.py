@@ -269,7 +269,6 @@ class PartyOpener:
                 feeds=feeds,
                 items=items,
                 factory=peer.models,
-                genesis_feed=known.genesis_feed,
                 parent=parent.runtime.processor if parent else None,
                 limit=self._limit(known),
             )

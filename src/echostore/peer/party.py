@@ -9,8 +9,6 @@ from echostore.kernel.errors import Closed, NotFound, Refused, UsageError
 from echostore.kernel.ids import (
     ITEM_ID_BYTES,
     KEY_BYTES,
-    FeedId,
-    FeedKey,
     ItemId,
     PartyKey,
     item_from_text,
@@ -535,12 +533,6 @@ class Party:
         from echostore.peer.items import plain_references
 
         return plain_references(self, value)
-
-    def feed_of(self, feed: FeedId) -> FeedKey:
-        return self.runtime.processor.feed_key(feed)
-
-    def own_feeds(self) -> list[FeedId]:
-        return [own.feed for own in (self.runtime.control, self.runtime.data) if own is not None]
 
     def __repr__(self) -> str:
         return f"<party {self.key.hex()[:8]} {self._title!r}>"

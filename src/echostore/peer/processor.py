@@ -103,7 +103,6 @@ class PartyProcessor:
         feeds: FeedStore,
         items: ItemStore | None,
         factory: ModelFactory,
-        genesis_feed: FeedKey | None,
         parent: "PartyProcessor | None" = None,
         limit: Anchor | None = None,
     ) -> None:
@@ -123,7 +122,6 @@ class PartyProcessor:
         self.new_rejects: list[Reject] = []
         self.advanced: set[FeedId] = set()
         """Feeds that moved since this device last wrote: what its next message must name."""
-        self._genesis_feed = genesis_feed
         self._admission: Admission | None = None
         self._admission_changed = False
         self.limit = limit

@@ -347,14 +347,6 @@ class PartyRuntime:
             properties={},
             touches=processor.touches,
             moves=move_rows(state.tree.moves) if moves_changed else None,
-            embeds=[
-                (parent, item)
-                for item, parents in state.tree.embedded_elsewhere().items()
-                for parent in parents
-                if parent is not None
-            ]
-            if moves_changed
-            else [],
             rejects=processor.new_rejects,
             about={"admission": processor.admission.digest, COMMUTING_MARK: commuting_mark(processor.factory)},
         )

@@ -42,7 +42,6 @@ SCHEMA = Schema(
                 key BLOB PRIMARY KEY, item BLOB NOT NULL, state BLOB NOT NULL, native BLOB, last BLOB,
                 encoded BLOB)""",
             """CREATE TABLE tree_dirty (item BLOB PRIMARY KEY) WITHOUT ROWID""",
-            """CREATE TABLE embeds (parent BLOB, item BLOB, PRIMARY KEY (parent, item)) WITHOUT ROWID""",
             """CREATE TABLE refs (target BLOB, item BLOB, PRIMARY KEY (target, item)) WITHOUT ROWID""",
             "CREATE INDEX refs_item ON refs (item)",
             """CREATE TABLE props (
@@ -138,7 +137,6 @@ class Checkpoint:
     touches: list[tuple[ItemId, FeedId, int]]
     moves: list[MoveRow] | None
     """All of them, when any changed."""
-    embeds: list[tuple[ItemId, ItemId]]
     rejects: list[Reject]
     about: dict[str, bytes]
 
@@ -178,8 +176,6 @@ class ItemStore:
             if checkpoint.moves is not None:
                 database.execute("DELETE FROM moves")
                 database.insert("INSERT INTO moves VALUES (?,?,?,?,?,?,?)", checkpoint.moves)
-                database.execute("DELETE FROM embeds")
-                database.insert("INSERT INTO embeds VALUES (?,?)", checkpoint.embeds)
             database.insert("INSERT OR REPLACE INTO rejects VALUES (?,?,?,?,?)", checkpoint.rejects)
             database.insert("INSERT OR REPLACE INTO cursors VALUES (?,?,?,?,?,?,?)", checkpoint.cursors)
             database.insert("INSERT OR REPLACE INTO about VALUES (?,?)", checkpoint.about.items())
@@ -304,9 +300,6 @@ class ItemStore:
 
     def references(self, item: ItemId) -> list[ItemId]:
         return [ItemId(row[0]) for row in self.database.rows("SELECT target FROM refs WHERE item = ?", (item,))]
-
-    def embedded_in(self, parent: ItemId) -> list[ItemId]:
-        return [ItemId(row[0]) for row in self.database.rows("SELECT item FROM embeds WHERE parent = ?", (parent,))]
 
     def created_below(self, parent: ItemId) -> list[ItemId]:
         """Items whose genesis put them below `parent`, wherever they hang now."""

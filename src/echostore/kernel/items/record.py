@@ -6,7 +6,6 @@ from typing import Any
 from echostore.kernel.errors import ModelFailed
 from echostore.kernel.ids import IdentityKey, ItemId, PartyKey, Stamp
 from echostore.kernel.models.property_set import PropertySet
-from echostore.kernel.reasons import Reason
 from echostore.kernel.values import Value
 
 # Properties of a metadata item that the system itself reads.
@@ -55,13 +54,12 @@ class AccessWrite:
 
 @dataclass(slots=True)
 class ItemRecord:
-    """One item in memory. `failed` says why its model gave up; its operations are kept all the same."""
+    """One item in memory."""
 
     genesis: Genesis
     model: Any
     metadata: PropertySet
     access: list[AccessWrite] = field(default_factory=list)
-    failed: Reason | None = None
     last: Stamp | None = None
     """The highest stamp folded in so far, as far as this process knows; not part of the state."""
 

@@ -39,7 +39,6 @@ EDITS_MAX = 4096
 ADMIN_ROLES = frozenset({"owner", "admin"})
 
 Load = Callable[[ItemId], ItemRecord | None]
-Exists = Callable[[ItemId], bool]
 
 
 class ItemMissing(OperationRefused):
