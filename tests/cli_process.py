@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -93,4 +94,6 @@ class Cli:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # A suite that was started in the background ignores ^C; what it starts here must not.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )

@@ -7,9 +7,17 @@ night         20000 examples, for long runs
 
 import os
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("ci", max_examples=200, deadline=None, print_blob=True, derandomize=False)
 settings.register_profile("quick", settings.get_profile("ci"), max_examples=20)
 settings.register_profile("night", settings.get_profile("ci"), max_examples=20_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Say a failure when it happens: a run that is cut off later has named it."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\nFAILED {report.nodeid} ({report.when})\n{report.longreprtext[-4000:]}", flush=True)  # noqa: T201

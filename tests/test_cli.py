@@ -18,6 +18,7 @@ from cyclopts import App
 import echostore
 from cli_process import Cli
 from echostore.cli.app import NOUNS, make_app
+from echostore.cli.following import follow
 from echostore.cli.values import from_json, harmless, to_json
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -301,6 +302,17 @@ def test_watch_and_tail_follow_a_writer_until_interrupted(writer: tuple[Cli, Any
     party.flush()
     resumed = cli.process("item", "watch", "@count", "--since", change["anchor"], "--count", "1", "--json").ok().json()
     assert resumed["changes"][0]["what"] == "n = 6"
+
+
+def test_following_begins_with_what_was_committed_while_it_was_set_up(writer: tuple[Cli, Any]) -> None:
+    cli, party = writer
+    with echostore.open(cli.home, read_only=True) as peer:
+        peer.party(party.key)  # as the commands do, to find the item
+        party.query(type="counter").one()["n"] = 1
+        party.flush()
+        following = follow(peer, party.key, timeout_s=1)
+        assert next(following).query(type="counter").one()["n"] == 1
+        following.close()
 
 
 # conventions

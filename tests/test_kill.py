@@ -6,10 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 KILLS = 100
 HERE = Path(__file__).parent
 
 
+@pytest.mark.timeout(620)
 def test_a_hundred_kills_lose_nothing_acknowledged(tmp_path: Path) -> None:
     environment = {**os.environ, "ECHOSTORE_STATE": str(tmp_path / "state")}
     done = subprocess.run(

@@ -52,7 +52,7 @@ def follow(peer: "Peer", party: "PartyKey", *, timeout_s: float | None = None) -
     """The party, now and again after each change, for ever; TimedOut when nothing changed for so long."""
     commits = Commits(peer, party)
     try:
-        yield peer.party(party)
+        yield look_again(peer, party)  # the caller opened it before the version was read
         waited_since = time.monotonic()
         while timeout_s is None or time.monotonic() - waited_since < timeout_s:
             if commits.any():
