@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from echostore.cli.output import JSON_VERSION, coloured
 from echostore.cli.values import harmless
-from echostore.kernel.errors import EchoError
+from echostore.kernel.errors import EchoError, sentence
 
 UNEXPECTED = "E-UNEXPECTED"
 INTERRUPTED = "E-INTERRUPTED"
@@ -45,16 +45,11 @@ class Failure:
             document = {"version": JSON_VERSION, "error": fields}
             sys.stderr.write(json.dumps(document, separators=(",", ":")) + "\n")
         else:
-            sentences = " ".join(_sentence(part) for part in (self.what, self.unchanged, self.next_step) if part)
+            sentences = " ".join(sentence(part) for part in (self.what, self.unchanged, self.next_step) if part)
             # ^C is what the person wanted: no alarm.
             alarm = "" if self.code == INTERRUPTED else coloured(f"error[{self.code}]:", "1;31") + " "
             sys.stderr.write(f"{alarm}{harmless(sentences)}\n")
         return self.exit_status
-
-
-def _sentence(text: str) -> str:
-    text = text.strip()
-    return text if text.endswith((".", "!", "?")) else text + "."
 
 
 EXPLANATIONS: dict[str, str] = {
@@ -99,7 +94,8 @@ EXPLANATIONS: dict[str, str] = {
     "E-LOCKED": (
         "Another process has the home open for writing, and one home has one writer. The message names its pid. "
         "Exit status 7.\n"
-        "End that process, or let it do the writing. Commands that only read work beside it. The lock ends with the "
+        "End that process, or let it do the writing: beside a running `echostore serve` commands that write work by "
+        "themselves. Commands that only read work beside any process. The lock ends with the "
         "process, however it ends: there is no stale lock to remove."
     ),
     "E-STORAGE": (
@@ -107,6 +103,14 @@ EXPLANATIONS: dict[str, str] = {
         "written until the store is opened again. Exit status 1.\n"
         "`echostore doctor` shows the free space."
     ),
+    "E-ENGINE": (
+        "Spark could not start or gave up: no suitable Java, too little memory, a master that does not answer, a job "
+        "that failed. Results appear only when a job commits, so none is half there. Exit status 1.\n"
+        "`echostore doctor` checks Java, versions and memory."
+    ),
+    "E-UNREACHABLE": "Another peer could not be reached, or would not talk: it is not running, the address is wrong, a "
+    "firewall is between, or another device answered than was expected. Make sure that the other peer listens "
+    "(`echostore serve` there) and try again. Exit status 1.",
     "E-CLOSED": "The peer, party or store was closed while it was still used. Open it again. Exit status 1.",
     "E-MODEL": (
         "The model of an item raised an error. The item is set aside, its operations are kept and replicated, and "

@@ -5,6 +5,12 @@ peers never raises these; it becomes a listed rejection with a `Reason`.
 """
 
 
+def sentence(text: str) -> str:
+    """A part of a message with its full stop."""
+    text = text.strip()
+    return text if text.endswith((".", "!", "?")) else text + "."
+
+
 class EchoError(Exception):
     """Something a person asked for can't be done. Subclasses fix the code and the exit status."""
 
@@ -12,7 +18,7 @@ class EchoError(Exception):
     exit_status = 1
 
     def __init__(self, what: str, *, unchanged: str = "Nothing was changed.", next_step: str = "") -> None:
-        super().__init__(" ".join(part for part in (what, unchanged, next_step) if part))
+        super().__init__(" ".join(sentence(part) for part in (what, unchanged, next_step) if part))
         self.what = what
         self.unchanged = unchanged
         self.next_step = next_step
@@ -82,6 +88,18 @@ class StorageFailed(EchoError):
     """The disk is full, read-only or failing; the store stays readable."""
 
     code = "E-STORAGE"
+
+
+class Unreachable(EchoError):
+    """Another peer could not be reached, or would not talk."""
+
+    code = "E-UNREACHABLE"
+
+
+class EngineFailed(EchoError):
+    """The engine of bulk work can't start here, or it gave up: no Java, too little memory, a master that is not there."""
+
+    code = "E-ENGINE"
 
 
 class Closed(EchoError):

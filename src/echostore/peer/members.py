@@ -151,6 +151,24 @@ class Members:
         proven = with_adoption_proof(adoption, party.key, party.peer.keys.key(myself.identity))
         self._issue([self._sign(proven)])
 
+    def issue_claim(self, assertion: Assertion) -> None:
+        """Sign and write one claim of this device's identity."""
+        self._issue([self._sign(assertion)])
+
+    def check_may_admit(self, role: str) -> None:
+        """Refused when this device's identity may not admit a member in that role."""
+        wanted = self._role(role)
+        party = self._party
+        with party.reading() as runtime:
+            identity = party.peer.opener.identity_in(party)
+            mine = [m.role for m in runtime.processor.membership.machine.members if m.identity == identity]
+        if not mine or mine[0] is None or mine[0] < Role.ADMIN or wanted > mine[0]:
+            raise Refused(
+                f"only owners and admins invite, and nobody above themselves; here this device is "
+                f"{mine[0].label if mine and mine[0] else 'no member'}",
+                next_step="Ask an admin to invite.",
+            )
+
     # inside
 
     def _issue(self, credentials: list[credential_pb2.Credential]) -> None:

@@ -1,7 +1,7 @@
 """Party: the data set that members share, as an application sees it."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +9,7 @@ from echostore.kernel.errors import Closed, NotFound, Refused, UsageError
 from echostore.kernel.ids import (
     ITEM_ID_BYTES,
     KEY_BYTES,
+    SYSTEM_TYPE,
     ItemId,
     PartyKey,
     item_from_text,
@@ -19,8 +20,10 @@ from echostore.kernel.items.record import NAME_KEY, Genesis, ItemRecord
 from echostore.kernel.models.property_set import Change, PropertySet, Set
 from echostore.kernel.party.credentials import ForkEvidence
 from echostore.kernel.timeframe import Timeframe
-from echostore.kernel.values import Reference, Value, check_value, parse_locator
+from echostore.kernel.values import Reference, Value, check_value, kind_of, parse_locator
+from echostore.peer import arguments
 from echostore.peer.anchors import Anchor
+from echostore.peer.elsewhere import Elsewhere, HeldElsewhere
 from echostore.peer.item_kinds import HANDLES, CustomItem, PropertySetItem
 from echostore.peer.items import Item
 from echostore.peer.live import LiveHub
@@ -38,6 +41,8 @@ from echostore.wire.signing import SigningKey
 from echostore.wire.views import sign_view
 
 if TYPE_CHECKING:
+    from echostore.peer.files import Files
+    from echostore.peer.inviting import Invitation
     from echostore.peer.members import Members
     from echostore.peer.peer import Peer
 
@@ -52,8 +57,7 @@ class Party:
         self.key: PartyKey = runtime.party
         self._title = title
         self._changed = threading.Condition(lock)
-        self._acknowledged: dict[bytes, dict[bytes, int]] = {}
-        self._announced: dict[bytes, int] = {}
+        self._elsewhere = Elsewhere()
         self.schemas = Schemas(self)
         self.live = LiveHub(self)
         self._sync_port: PartySyncPort | None = None
@@ -180,7 +184,7 @@ class Party:
         self.check_own(source)
         end = self.reference_to(target) if isinstance(target, Item) else target
         if not isinstance(end, Reference):
-            raise UsageError(f"a link leads to an item or a reference, not to a {end.__class__.__name__}")
+            raise UsageError(f"a link leads to an item or a reference, not to {kind_of(end)}")
         made: Item = self._create(
             PropertySet.name,
             PropertySet.version,
@@ -204,12 +208,13 @@ class Party:
         **properties: Value,
     ) -> PropertySetItem:
         """A view: an item that an inception key names and proves, found by its class."""
-        if not self.peer.view_classes.known(view_class):
+        arguments.text(display_name, "a display name")
+        if not self.peer.view_classes.known(arguments.text(view_class, "a view class")):
             raise UsageError(
                 f"the view class {view_class!r} is not registered",
                 next_step="Register it with peer.view_classes.register(...).",
             )
-        inception = key or self.peer.new_view_key()
+        inception = self.peer.new_view_key() if key is None else arguments.key(key, "an inception key")
         with self.reading() as runtime:
             if self.find_view(inception) is not None:
                 raise Refused(f"there is a view with the inception key {inception.hex()[:8]} already")
@@ -246,8 +251,9 @@ class Party:
 
     def handle(self, item: ItemId) -> Item:
         """A handle of the right kind; the item must be here."""
-        record = self.runtime.state.record(item)
+        record = self.runtime.state.record(item if type(item) is bytes else arguments.item_id(item))
         if record is None:
+            arguments.item_id(item)
             raise NotFound(f"item {item_text(item)[:8]} is not in the party")
         model = record.model
         if getattr(model, "opaque", False):
@@ -256,7 +262,7 @@ class Party:
 
     def has(self, item: ItemId) -> bool:
         with self.reading() as runtime:
-            return runtime.state.record(item) is not None
+            return runtime.state.record(arguments.item_id(item)) is not None
 
     def get(self, item: ItemId | str | Reference) -> Any:
         """An item by id, id text (any unique prefix of at least four digits), reference or locator."""
@@ -264,11 +270,9 @@ class Party:
             if isinstance(item, Reference):
                 item = item.item
             if not isinstance(item, (str, bytes)):
-                raise UsageError(f"an item is named by its id, not by a {type(item).__name__}")
+                raise UsageError(f"an item is named by its id, not by {kind_of(item)}")
             if isinstance(item, bytes):
-                if len(item) != ITEM_ID_BYTES:
-                    raise UsageError(f"an item id has {ITEM_ID_BYTES} bytes, got {len(item)}")
-                return self.handle(ItemId(item))
+                return self.handle(arguments.item_id(item))
             text = item.strip()
             if text.startswith("echo://"):
                 party, text = parse_locator(text)
@@ -296,21 +300,29 @@ class Party:
             raise UsageError(f"{len(found)} items start with {text}", next_step="Give more digits.")
         return found[0]
 
-    def items(self) -> list[Item]:
-        """All items that are not deleted, in the order of their ids."""
+    def handles(self, items: Iterable[ItemId], *, deleted: bool) -> list[Item]:
+        """Handles of items that are here; those that were deleted, or hang below one that was, only if wanted."""
         with self.reading() as runtime:
-            return [self.handle(item) for item in runtime.all_items() if not self.is_deleted(item)]
+            return [self.handle(item) for item in items if deleted or not runtime.source.hidden(item)]
 
-    def roots(self) -> list[Item]:
-        """Items that hang below the system item."""
+    def items(self, *, deleted: bool = False) -> list[Item]:
+        """All items but the system item, in the order of their ids; deleted ones only if asked for."""
         with self.reading() as runtime:
-            system = runtime.processor.system_item
-            return [self.handle(item) for item in runtime.source.roots() if item != system]
+            return self.handles(
+                (item for item in runtime.all_items() if not runtime.source.is_system(item)), deleted=deleted
+            )
+
+    def roots(self, *, deleted: bool = False) -> list[Item]:
+        """Items that hang below the system item; deleted ones only if asked for."""
+        with self.reading() as runtime:
+            return self.handles(
+                (item for item in runtime.source.roots() if not runtime.source.is_system(item)), deleted=deleted
+            )
 
     def is_deleted(self, item: ItemId) -> bool:
         """Whether an item or anything it hangs below was deleted."""
         with self.reading() as runtime:
-            at: ItemId | None = item
+            at: ItemId | None = arguments.item_id(item)
             while at is not None:
                 record = runtime.state.record(at)
                 if record is None:
@@ -328,6 +340,7 @@ class Party:
 
     def index(self, *names: str) -> None:
         """Declare properties that queries filter on often: they get an index."""
+        arguments.texts(names, "names of properties")
         with self.writing() as runtime:
             runtime.declare(names)
             self.peer.meta.set_setting("declared", sorted(runtime.declared), party=self.key)
@@ -403,7 +416,7 @@ class Party:
     def open_snapshot(self, cid: str) -> Snapshot:
         """A snapshot that was taken here before: load one item, one view or all of it."""
         with self.reading() as runtime:
-            return open_snapshot(runtime, cid)
+            return open_snapshot(runtime, arguments.text(cid, "a CID"))
 
     # members
 
@@ -412,6 +425,27 @@ class Party:
         from echostore.peer.members import Members
 
         return Members(self)
+
+    @property
+    def files(self) -> "Files":
+        """Content that properties point to."""
+        from echostore.peer.files import Files
+
+        return Files(self)
+
+    def invite(
+        self,
+        role: str = "editor",
+        *,
+        key: bytes | None = None,
+        uses: int = 1,
+        expires_s: float = 600.0,
+        open: bool = False,
+    ) -> "Invitation":
+        """A ticket for a guest, and a passcode to be told by another way; none where the guest's key is named or the
+        invitation is `open`, which any admin honours. The peer must listen."""
+        inviting = self.peer.network.inviting
+        return inviting.invite(self, role=role, key=key, uses=uses, expires_s=expires_s, open=open)
 
     def child_parties(self) -> list[tuple[PartyKey, str]]:
         """The light-weight parties that members made below this one, with their titles at that time."""
@@ -467,32 +501,41 @@ class Party:
         with self.reading() as runtime:
             return runtime.processor.rejects()
 
-    def acknowledge(self, device: bytes, lengths: Mapping[bytes, int]) -> None:
-        """Another peer says how much it holds durably."""
+    def acknowledge(
+        self, device: bytes, lengths: Mapping[bytes, int], processed: Mapping[bytes, int] | None = None
+    ) -> None:
+        """Another peer says how much it holds durably, and how much of that it has applied."""
         with self._changed:
-            known = self._acknowledged.setdefault(device, {})
-            for feed, length in lengths.items():
-                known[feed] = max(known.get(feed, 0), length)
+            self._elsewhere.acknowledge(device, lengths, processed or {})
             self._changed.notify_all()
+
+    def elsewhere(self, feed: bytes) -> list[HeldElsewhere]:
+        """What other devices said of a feed."""
+        with self.lock:
+            return self._elsewhere.of(feed)
 
     def acknowledged(self, feed: bytes, length: int) -> int:
         """How many other peers said that they hold a feed up to a length."""
         with self.lock:
-            return sum(1 for held in self._acknowledged.values() if held.get(feed, 0) >= length)
+            return self._elsewhere.holders(feed, length)
 
     def shared_length(self, feed: bytes) -> int:
         """Up to which length some other peer said it holds a feed."""
         with self.lock:
-            return max((held.get(feed, 0) for held in self._acknowledged.values()), default=0)
+            return self._elsewhere.shared_length(feed)
 
     def known_length(self, feed: bytes) -> int:
         """The greatest length of a feed that anyone announced."""
         with self.lock:
-            return max(self._announced.get(feed, 0), self.shared_length(feed))
+            return self._elsewhere.known_length(feed)
+
+    def known_feeds(self) -> set[bytes]:
+        with self.lock:
+            return self._elsewhere.feeds()
 
     def announced(self, feed: bytes, length: int) -> None:
         with self.lock:
-            self._announced[feed] = max(self._announced.get(feed, 0), length)
+            self._elsewhere.announce(feed, length)
 
     def wait_for(self, condition: Callable[[], bool], timeout: float | None) -> bool:
         """Wait until a condition over this party holds."""
@@ -518,7 +561,7 @@ class Party:
     def check_own(self, item: Item) -> None:
         if not isinstance(item, Item):
             raise UsageError(
-                f"an item is wanted here, not {type(item).__name__}", next_step="party.get(...) gives one for an id."
+                f"an item is wanted here, not {kind_of(item)}", next_step="party.get(...) gives one for an id."
             )
         if item.party.key != self.key:
             raise UsageError(
@@ -527,6 +570,7 @@ class Party:
 
     def reference_to(self, item: Item) -> Reference:
         """A reference to an item, naming its party when that is another one."""
+        arguments.instance(item, Item, "what is referred to")
         return Reference(item.id, None if item.party.key == self.key else item.party.key)
 
     def _plain(self, value: Value) -> Value:
@@ -548,5 +592,7 @@ def _check_names(model: object, version: object, type: object) -> None:
         check_value(name, where=what)
         if not isinstance(name, str) or len(name) > NAME_CHARACTERS_MAX:
             raise UsageError(f"a {what} is text of at most {NAME_CHARACTERS_MAX} characters")
+    if type == SYSTEM_TYPE:
+        raise UsageError(f"the type {SYSTEM_TYPE!r} is the party's own", next_step="Choose another type.")
     if isinstance(version, bool) or not isinstance(version, int) or not 0 < version < 1 << 32:
         raise UsageError(f"a model version is a number from 1, not {version!r}")

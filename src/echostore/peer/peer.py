@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from echostore.kernel.errors import Closed, Corrupt, EchoError, NotFound, Refused, UsageError
+from echostore.kernel.errors import Closed, Corrupt, EchoError, Locked, NotFound, Refused, UsageError
 from echostore.kernel.ids import PartyKey
-from echostore.kernel.values import parse_locator
+from echostore.kernel.values import kind_of, parse_locator
+from echostore.peer import arguments
 from echostore.peer.identity import JoinRequest, Welcome, check_title
 from echostore.peer.identity import Self as OwnSelf
 from echostore.peer.model_registry import PeerModels, forget_unreadable_items
@@ -32,6 +33,10 @@ from echostore.store.instance import check_in
 from echostore.store.key_store import KeyStore, KeyUse
 from echostore.store.meta_store import KnownParty, MetaStore, PartyState
 from echostore.wire.signing import SigningKey
+
+if TYPE_CHECKING:
+    from echostore.peer.epochs import Epochs
+    from echostore.peer.network import Network
 
 _log = logging.getLogger("echostore")
 
@@ -48,10 +53,25 @@ def open_peer(
     read_only: bool = False,
     background: bool = True,
     now_ms: Callable[[], int] | None = None,
+    attach: bool = True,
 ) -> "Peer":
-    """Open the peer whose data is in a folder; with `create`, make it on first use."""
+    """Open the peer whose data is in a folder; with `create`, make it on first use.
+
+    While `echostore serve` has the home open, that process does the work: what is returned stands for its peer. With
+    `attach=False` the home is opened by this process or not at all.
+    """
     home = Home.open(path, create=create and not read_only)
-    return Peer(home, name=name, passphrase=passphrase, read_only=read_only, background=background, now_ms=now_ms)
+    try:
+        return Peer(home, name=name, passphrase=passphrase, read_only=read_only, background=background, now_ms=now_ms)
+    except Locked:
+        if not attach or now_ms is not None:
+            raise
+        from echostore.peer.attached import attach as attach_to
+
+        running: Peer | None = attach_to(home, name=name)
+        if running is None:
+            raise
+        return running
 
 
 class Peer:
@@ -75,6 +95,7 @@ class Peer:
         self._file_lock = None if read_only else home.lock()
         self.closed = False
         self._parties: dict[PartyKey, Party] = {}
+        self._network: Network | None = None
         try:
             self.instance = None if read_only else check_in(home)
             self.keys = self._open_keys(passphrase)
@@ -105,7 +126,7 @@ class Peer:
     def _open_meta(self) -> MetaStore:
         """The MetaStore. A damaged or empty one is put aside and made anew: the parties' own files say the same."""
         try:
-            meta = MetaStore(self.home.meta, writable=not self.read_only)
+            meta = self._sound_meta()
         except Corrupt:
             if self.read_only:
                 raise
@@ -125,6 +146,16 @@ class Peer:
             meta.finish_forgetting(self.home)
         return meta
 
+    def _sound_meta(self) -> MetaStore:
+        """The MetaStore, every row of which can be read; Corrupt when that is not so."""
+        meta = MetaStore(self.home.meta, writable=not self.read_only)
+        try:
+            meta.check()
+        except BaseException:
+            meta.close()
+            raise
+        return meta
+
     # who
 
     @property
@@ -139,6 +170,12 @@ class Peer:
     @property
     def device(self) -> bytes:
         return self.myself.device
+
+    def rename(self, name: str) -> None:
+        """Change the name that parties made or joined from now on see; `members.set_profile` tells one that is there."""
+        self._check_writable()
+        with self.lock:
+            self.myself.rename(name)
 
     def new_view_key(self) -> bytes:
         """A fresh inception key for a view."""
@@ -161,18 +198,21 @@ class Peer:
         self._check_writable()
         check_title(title)
         with self.lock:
-            return self._keep(self.opener.create(title, local=local))
+            return self._keep(self.opener.create(title, local=arguments.flag(local, "local")))
 
     def create_child(self, parent: Party, title: str) -> Party:
         """A light-weight party: it shares the parent's members and has its own feeds, history and undo."""
         self._check_writable()
         check_title(title)
+        arguments.instance(parent, Party, "a parent")
         with self.lock:
             return self._keep(self.opener.create_child(parent, title))
 
     def enter_child(self, parent: Party, key: PartyKey) -> Party:
         """Take part in a light-weight party that a member made below `parent`; see `parent.child_parties()`."""
         self._check_writable()
+        arguments.instance(parent, Party, "a parent")
+        arguments.key(key, "a party")
         with self.lock:
             if any(known.key == key and known.child_of == parent.key for known in self.parties()):
                 return self.party(key)
@@ -199,6 +239,8 @@ class Peer:
 
     def _party_key(self, which: PartyKey | str) -> PartyKey:
         known = self.parties()
+        if not isinstance(which, (bytes, str)):
+            raise UsageError(f"a party is named by its key, by text or by @title, not by {kind_of(which)}")
         if isinstance(which, bytes):
             found = [party for party in known if party.key == which]
         elif which.startswith("@"):
@@ -219,6 +261,7 @@ class Peer:
     def _keep(self, party: Party) -> Party:
         party.runtime.on_write = self._written
         self._parties[party.key] = party
+        self._parties_changed()
         return party
 
     def open_parties(self) -> list[Party]:
@@ -226,7 +269,7 @@ class Peer:
 
     def resolve(self, locator: str) -> Any:
         """The item or view that a locator names; None when it or its party is not here, or the party is closed."""
-        party, item = parse_locator(locator)
+        party, item = parse_locator(arguments.text(locator, "a locator"))
         try:
             known = self.meta.party(party)
             if known.state is PartyState.CLOSED:
@@ -249,17 +292,58 @@ class Peer:
         """Prepare this device's feeds for a party and say what an admin needs to admit it."""
         self._check_writable()
         with self.lock:
-            return self.opener.request_join(party)
+            return self.opener.request_join(PartyKey(arguments.key(party, "a party")))
 
     def enter(self, welcome: Welcome) -> Party:
         """Start following a party that has admitted this device."""
         self._check_writable()
         with self.lock:
-            return self._keep(self.opener.enter(welcome))
+            return self._keep(self.opener.enter(arguments.instance(welcome, Welcome, "a welcome")))
+
+    def import_party(self, path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None) -> Party:
+        """Read a party from a file that `export_party` wrote. Everything in it is checked first."""
+        from echostore.peer.transfer import import_party
+
+        return import_party(self, Path(path), progress)
+
+    def epochs(self, which: PartyKey | str) -> "Epochs":
+        """The epochs of a party."""
+        from echostore.peer.epochs import Epochs
+
+        return Epochs(self.party(which))
 
     def sync_port(self, party: PartyKey) -> PartySyncPort:
         """One party as replication sees it."""
         return self.party(party).sync_port
+
+    # on the network
+
+    @property
+    def network(self) -> "Network":
+        """This peer's connections; made on first use."""
+        self._check_writable()
+        with self.lock:
+            if self._network is None:
+                from echostore.peer.network import Network
+
+                self._network = Network(self)
+            return self._network
+
+    def listen(self, address: str) -> str:
+        """Take connections of other members at `host:port`; port 0 takes a free one. Returns the address in use."""
+        return self.network.listen(address)
+
+    def connect(self, address: str, *, device: bytes | None = None) -> bytes:
+        """Connect to another member's peer, and again whenever the connection is lost. Returns its device key."""
+        return self.network.connect(address, device=device)
+
+    def join(self, ticket: str, passcode: str | None = None, *, timeout: float = 30.0) -> Party:
+        """Enter a party with a ticket, and the passcode that belongs to it. What is held there follows by itself."""
+        return self.network.inviting.join(ticket, passcode, timeout)
+
+    def _parties_changed(self) -> None:
+        if self._network is not None:
+            self._network.parties_changed()
 
     # life of a party
 
@@ -284,7 +368,7 @@ class Peer:
         """Close a party for good, until it is resumed: nothing of it is opened or decoded."""
         self._check_writable()
         with self.lock:
-            self.meta.party(key)
+            self.meta.party(PartyKey(arguments.key(key, "a party")))
             self._let_go(key)
             self.meta.set_state(key, PartyState.CLOSED)
 
@@ -292,7 +376,7 @@ class Peer:
         """Delete everything this peer holds of a party. Other members keep theirs."""
         self._check_writable()
         with self.lock:
-            self.meta.party(key)
+            self.meta.party(PartyKey(arguments.key(key, "a party")))
             self._let_go(key)
             self.meta.forget(self.home, key)
 
@@ -305,11 +389,12 @@ class Peer:
             if other.runtime.processor.parent is party.runtime.processor:
                 self._let_go(other.key)
         party.runtime.close()
+        self._parties_changed()
 
     def _set_state(self, key: PartyKey, state: PartyState) -> None:
         self._check_writable()
         with self.lock:
-            self.meta.set_state(key, state)
+            self.meta.set_state(PartyKey(arguments.key(key, "a party")), state)
 
     # durability
 
@@ -344,6 +429,11 @@ class Peer:
 
     def close(self) -> None:
         """Make everything durable, release the files and the lock. A second call does nothing."""
+        network, self._network = self._network, None
+        if network is not None:
+            if not self.closed:
+                self.flush()
+            network.close()  # its thread may be waiting for the lock
         with self.lock:
             if self.closed:
                 return

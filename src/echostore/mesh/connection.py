@@ -1,0 +1,262 @@
+"""One authenticated connection over TCP: whole frames in and out, with bounds on time and memory.
+
+    stream -> SecureChannel -> on_frame(frame)          send(frame) -> SecureChannel -> stream
+
+It ends, with a reason that both sides can count, when the other side says goodbye, breaks the channel, is silent for
+SILENCE_S, takes longer than FRAME_PATIENCE_S over one frame, or does not take what it is sent. What is under way to a
+slow peer is bounded: `writable` turns False at WRITE_BYTES_HIGH and the sessions stop reading from disk for it.
+
+Lives in one asyncio loop.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from echostore.kernel.ids import DeviceKey
+from echostore.mesh.secure_channel import ChannelFailed, SecureChannel
+from echostore.wire.mesh import Goodbye, MeshFrame, Ping, Pong, decode_mesh_frame, encode_mesh_frame
+from echostore.wire.signing import SigningKey
+from echostore.wire.sync import MalformedFrame
+
+HANDSHAKE_S: Final = 10.0
+PING_S: Final = 15.0
+SILENCE_S: Final = 45.0
+"""Three pings without an answer: the other side is gone."""
+FRAME_PATIENCE_S: Final = 60.0
+STALL_S: Final = 60.0
+"""So long may a peer not take anything of what it is sent."""
+WRITE_BYTES_HIGH: Final = 4 * 1024 * 1024
+WRITE_BYTES_LOW: Final = 1024 * 1024
+READ_BYTES: Final = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Why a connection ended. `theirs` says that the other side misbehaved."""
+
+    reason: str
+    detail: str = ""
+    theirs: bool = False
+
+
+class ConnectionFailed(Exception):
+    """A connection could not be made."""
+
+    def __init__(self, ended: Ended) -> None:
+        super().__init__(f"{ended.reason}: {ended.detail}" if ended.detail else ended.reason)
+        self.ended = ended
+
+
+class Connection:
+    """See the module. Made by `open_connection` and `accept`, after the handshake."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, channel: SecureChannel, *, dialled: bool
+    ) -> None:
+        assert channel.remote is not None, "before the handshake is over"
+        self.remote: DeviceKey = channel.remote
+        self.handshake_hash = channel.handshake_hash
+        self.dialled = dialled
+        self.bytes_received = 0
+        self.bytes_sent = 0
+        self.round_trip_s: float | None = None
+        self.ended: Ended | None = None
+        self._reader, self._writer, self._channel = reader, writer, channel
+        self._loop = asyncio.get_running_loop()
+        self._heard_at = self._frame_at = self._drained_at = self._loop.time()
+        self._pings: dict[int, float] = {}
+        self._ping_number = 0
+        self._writable = True
+        self._over = asyncio.Event()
+        self.on_writable: Callable[[bool], None] = lambda writable: None
+        writer.transport.set_write_buffer_limits(high=WRITE_BYTES_HIGH, low=WRITE_BYTES_LOW)
+
+    @property
+    def address(self) -> str:
+        peer = self._writer.get_extra_info("peername")
+        return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "")
+
+    @property
+    def writable(self) -> bool:
+        return self._writable
+
+    def send(self, frame: MeshFrame) -> None:
+        """Queue a frame; nothing happens on a connection that has ended."""
+        if self.ended is not None:
+            return
+        data = self._channel.send(encode_mesh_frame(frame))
+        self._writer.write(data)
+        self.bytes_sent += len(data)
+        if self._writable and self._writer.transport.get_write_buffer_size() > WRITE_BYTES_HIGH:
+            self._writable = False
+            self._drained_at = self._loop.time()
+            self.on_writable(False)
+
+    async def run(self, on_frame: Callable[[MeshFrame], None], first: list[bytes]) -> Ended:
+        """Hand over frames until the connection ends; returns why it did. `first` came with the handshake."""
+        keeper = asyncio.create_task(self._keep())
+        try:
+            self._take(first, on_frame)
+            while self.ended is None:
+                data = await self._reader.read(READ_BYTES)
+                if not data:
+                    self.end(Ended("closed"))
+                    break
+                self.bytes_received += len(data)
+                self._heard_at = self._loop.time()
+                self._take(self._channel.receive(data), on_frame)
+        except ChannelFailed as failure:
+            self.end(Ended(str(failure.reason), failure.detail, theirs=True))
+        except MalformedFrame as error:
+            self.end(Ended("malformed", str(error), theirs=True))
+        except OSError as error:
+            self.end(Ended("broken", type(error).__name__))
+        finally:
+            keeper.cancel()
+            if self.ended is None:  # cancelled: the node closes
+                self.end(Ended("closing"))
+            with contextlib.suppress(asyncio.CancelledError):
+                await keeper
+            await _finish(self._writer)
+        assert self.ended is not None
+        return self.ended
+
+    def end(self, ended: Ended) -> None:
+        """End the connection, telling the other side why if it still listens."""
+        if self.ended is not None:
+            return
+        if ended.reason not in ("closed", "broken", "goodbye", "silent"):
+            self.send(Goodbye(ended.reason, ended.detail))
+        self.ended = ended
+        self._over.set()
+        self._writer.close()
+
+    def _take(self, frames: list[bytes], on_frame: Callable[[MeshFrame], None]) -> None:
+        now = self._loop.time()
+        if frames or not self._channel.in_frame:
+            self._frame_at = now
+        for data in frames:
+            frame = decode_mesh_frame(data)
+            if isinstance(frame, Ping):
+                self.send(Pong(frame.number))
+            elif isinstance(frame, Pong):
+                sent_at = self._pings.pop(frame.number, None)
+                if sent_at is not None:
+                    self.round_trip_s = now - sent_at
+            elif isinstance(frame, Goodbye):
+                self.end(Ended("goodbye", f"{frame.reason}: {frame.detail}" if frame.detail else frame.reason))
+                return
+            else:
+                on_frame(frame)
+            if self.ended is not None:
+                return
+
+    async def _keep(self) -> None:
+        """Ping when it is quiet, notice drained buffers, and end what is dead."""
+        while self.ended is None:
+            pause = 0.05 if not self._writable else 1.0
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._over.wait(), pause)
+            now = self._loop.time()
+            if not self._writable:
+                size = self._writer.transport.get_write_buffer_size()
+                if size <= WRITE_BYTES_LOW:
+                    self._writable = True
+                    self.on_writable(True)
+                elif now - self._drained_at > STALL_S:
+                    self.end(Ended("stalled", f"{size} bytes not taken for {STALL_S:g} s", theirs=True))
+            if now - self._heard_at > SILENCE_S:
+                self.end(Ended("silent", f"nothing heard for {SILENCE_S:g} s"))
+            elif self._channel.in_frame and now - self._frame_at > FRAME_PATIENCE_S:
+                self.end(Ended("slow", f"one frame took more than {FRAME_PATIENCE_S:g} s", theirs=True))
+            elif now - self._heard_at > PING_S and not self._pings:
+                self._ping_number += 1
+                self._pings = {self._ping_number: now}
+                self.send(Ping(self._ping_number))
+            elif self._pings and now - next(iter(self._pings.values())) > PING_S:
+                self._pings = {}
+
+    def ping(self) -> None:
+        """Measure the round trip."""
+        self._ping_number += 1
+        self._pings[self._ping_number] = self._loop.time()
+        self.send(Ping(self._ping_number))
+
+
+@dataclass(slots=True)
+class Handshaken:
+    """A connection whose handshake is over, and the frames that came with its last message."""
+
+    connection: Connection
+    first: list[bytes]
+
+    async def run(self, on_frame: Callable[[MeshFrame], None]) -> Ended:
+        return await self.connection.run(on_frame, self.first)
+
+
+async def open_connection(
+    host: str, port: int, device: SigningKey, *, expected: DeviceKey | None, timeout_s: float = HANDSHAKE_S
+) -> Handshaken:
+    """Dial, and shake hands; ConnectionFailed says why not."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(host, port)
+    except TimeoutError:
+        raise ConnectionFailed(Ended("no-answer", f"{host}:{port} did not answer in {timeout_s:g} s")) from None
+    except OSError as error:
+        why = os.strerror(error.errno).lower() if error.errno else str(error)
+        raise ConnectionFailed(Ended("unreachable", f"{host}:{port}: {why}")) from None
+    return await _shake(reader, writer, SecureChannel(device, initiator=True, expected=expected), timeout_s)
+
+
+async def accept(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, device: SigningKey, *, timeout_s: float = HANDSHAKE_S
+) -> Handshaken:
+    """Shake hands with who dialled us; ConnectionFailed says why not."""
+    return await _shake(reader, writer, SecureChannel(device, initiator=False), timeout_s)
+
+
+async def _shake(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, channel: SecureChannel, timeout_s: float
+) -> Handshaken:
+    first: list[bytes] = []
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not channel.ready or channel.outgoing_pending:
+                outgoing = channel.take_outgoing()
+                if outgoing:
+                    writer.write(outgoing)
+                    await writer.drain()
+                if channel.ready:
+                    break
+                data = await reader.read(READ_BYTES)
+                if not data:
+                    raise ConnectionFailed(Ended("closed", "during the handshake"))
+                first += channel.receive(data)
+    except ChannelFailed as failure:
+        await _finish(writer)
+        raise ConnectionFailed(Ended(str(failure.reason), failure.detail, theirs=True)) from None
+    except TimeoutError:
+        await _finish(writer)
+        raise ConnectionFailed(Ended("slow", f"no handshake in {timeout_s:g} s", theirs=True)) from None
+    except OSError as error:
+        await _finish(writer)
+        raise ConnectionFailed(Ended("broken", type(error).__name__)) from None
+    except ConnectionFailed:
+        await _finish(writer)
+        raise
+    return Handshaken(Connection(reader, writer, channel, dialled=channel.initiator), first)
+
+
+async def _finish(writer: asyncio.StreamWriter) -> None:
+    """Close a stream without waiting for a peer that does not read."""
+    writer.close()
+    try:
+        async with asyncio.timeout(1.0):
+            await writer.wait_closed()
+    except (TimeoutError, OSError):
+        writer.transport.abort()

@@ -1,0 +1,369 @@
+"""The mesh node of one peer: listens, dials, keeps one connection per device, and replicates what both share.
+
+    Node ── Link (one device) ── PartyChannel (one party) ── Endpoint ── Session
+                 |
+             Connection (Noise over TCP)
+
+A party is named on a connection by a tag that only those who know its key can compute (`wire.mesh.party_tag`). A tag is
+offered to devices that are members as far as this peer knows. A device that offers a tag and is not known as a member
+may hand over control blocks, which can prove that it is one, and gets nothing until they do (`newcomer`).
+
+Lives in one asyncio loop. The peer behind it (`MeshPeer`) is called in the loop's thread and may call back from any.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, Protocol
+
+from echostore.kernel.ids import DeviceKey, PartyKey
+from echostore.kernel.sync.events import Progress
+from echostore.kernel.sync.port import SyncPort
+from echostore.mesh.connection import (
+    Connection,
+    ConnectionFailed,
+    Ended,
+    Handshaken,
+    accept,
+    open_connection,
+)
+from echostore.mesh.party_channel import PartyChannel
+from echostore.mesh.policy import Flow
+from echostore.wire.mesh import (
+    Blob,
+    Channel,
+    Have,
+    Invitation,
+    Leave,
+    MeshFrame,
+    Offer,
+    Sync,
+    Want,
+    channel_of,
+    party_tag,
+)
+from echostore.wire.signing import SigningKey
+from echostore.wire.sync import MalformedFrame
+
+log = logging.getLogger("echostore.mesh")
+
+CONNECTIONS_MAX: Final = 512
+HANDSHAKES_MAX: Final = 64
+"""Connections that have not shown who they are yet."""
+REDIAL_FIRST_S: Final = 0.5
+REDIAL_LAST_S: Final = 60.0
+
+
+class Standing(StrEnum):
+    """What this peer knows of a device in a party."""
+
+    MEMBER = "member"
+    UNKNOWN = "unknown"
+    """Perhaps admitted by someone whose control blocks have not come yet."""
+    REMOVED = "removed"
+
+
+class MeshPeer(Protocol):
+    """What the mesh needs of a peer."""
+
+    @property
+    def device_key(self) -> SigningKey: ...
+    def shared_parties(self) -> Iterable[PartyKey]:
+        """Parties that replicate now: open, not paused."""
+        ...
+
+    def standing(self, party: PartyKey, device: DeviceKey) -> Standing: ...
+    def flow(self, device: DeviceKey) -> Flow: ...
+    def sync_port(self, party: PartyKey) -> SyncPort: ...
+    def progressed(self, party: PartyKey, device: DeviceKey, progress: Progress) -> None: ...
+    def connected(self, device: DeviceKey, address: str) -> None: ...
+    def disconnected(self, device: DeviceKey, ended: Ended) -> None: ...
+
+
+class FrameHandler(Protocol):
+    """Takes the frames of one concern (invitations, blobs) on all connections."""
+
+    def receive(self, link: "Link", frame: MeshFrame) -> None: ...
+    def closed(self, link: "Link") -> None: ...
+
+
+@dataclass(slots=True)
+class NodeCounters:
+    """What has happened since the node was made; shown as metrics."""
+
+    accepted: int = 0
+    dialled: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    """Connections that never stood, by reason."""
+    ended: Counter[str] = field(default_factory=Counter)
+    scores: Counter[str] = field(default_factory=Counter)
+    bytes_received: int = 0
+    bytes_sent: int = 0
+    frames_received: int = 0
+
+
+class Link:
+    """A connection to one device, and what is replicated over it."""
+
+    def __init__(self, node: "Node", connection: Connection) -> None:
+        self.node, self.connection = node, connection
+        self.device: DeviceKey = connection.remote
+        self.channels: dict[Channel, PartyChannel] = {}
+        self._offered: set[bytes] = set()
+        self._heard: set[bytes] = set()
+        connection.on_writable = self._writable
+
+    def review(self) -> None:
+        """Offer what may be offered now, open what both sides want, end what is over."""
+        peer = self.node.peer
+        tags: dict[bytes, PartyKey] = {}
+        members: dict[bytes, bool] = {}
+        for party in peer.shared_parties():
+            standing = peer.standing(party, self.device)
+            if standing is not Standing.REMOVED:
+                tag = party_tag(self.connection.handshake_hash, party)
+                tags[tag], members[tag] = party, standing is Standing.MEMBER
+        self._leave({channel_of(tag) for tag in tags})
+        for tag in tags:
+            known = self.channels.get(channel_of(tag))
+            if known is not None and known.newcomer == members[tag]:
+                # It has become a member, or ceased to be known as one: both sides begin again.
+                self._drop(channel_of(tag))
+                self.connection.send(Leave(channel_of(tag), "begins again"))
+                self._offered.discard(tag)
+        # Who offers a tag knows the party; to offer it back tells nothing new.
+        fresh = [tag for tag in tags if (members[tag] or tag in self._heard) and tag not in self._offered]
+        self._offered |= set(fresh)
+        if fresh:
+            self.connection.send(Offer(tuple(fresh)))
+        for tag, party in tags.items():
+            channel = channel_of(tag)
+            if tag in self._heard and channel not in self.channels:
+                self.channels[channel] = opened = PartyChannel(self, party, channel, newcomer=not members[tag])
+                opened.start()
+
+    def _leave(self, wanted: set[Channel]) -> None:
+        for channel in [channel for channel in self.channels if channel not in wanted]:
+            self._drop(channel)
+            self.connection.send(Leave(channel, "not replicated here any more"))
+            self._offered = {tag for tag in self._offered if channel_of(tag) != channel}
+
+    def receive(self, frame: MeshFrame) -> None:
+        self.node.counters.frames_received += 1
+        if isinstance(frame, Sync):
+            known = self.channels.get(frame.channel)
+            if known is not None:
+                known.receive(frame.frame)
+        elif isinstance(frame, Offer):
+            self._heard |= set(frame.tags)
+            self.review()
+        elif isinstance(frame, Leave):
+            self._drop(frame.channel)
+            # Until it offers the party again; then it is offered again from here too.
+            self._heard = {tag for tag in self._heard if channel_of(tag) != frame.channel}
+            self._offered = {tag for tag in self._offered if channel_of(tag) != frame.channel}
+        elif isinstance(frame, Want | Have | Blob):
+            self._hand_over(self.node.blobs, frame)
+        elif isinstance(frame, Invitation):
+            self._hand_over(self.node.invitations, frame)
+        else:
+            raise MalformedFrame(f"an unexpected {type(frame).__name__}")
+
+    def party_of(self, channel: Channel) -> PartyKey | None:
+        """The party of a channel, for members only."""
+        known = self.channels.get(channel)
+        return known.party if known is not None and not known.newcomer else None
+
+    def channel_for(self, party: PartyKey) -> Channel | None:
+        for channel, known in self.channels.items():
+            if known.party == party and not known.newcomer:
+                return channel
+        return None
+
+    def stop(self) -> None:
+        for channel in list(self.channels):
+            self._drop(channel)
+        for handler in (self.node.blobs, self.node.invitations):
+            if handler is not None:
+                handler.closed(self)
+
+    def _hand_over(self, handler: FrameHandler | None, frame: MeshFrame) -> None:
+        if handler is not None:
+            handler.receive(self, frame)
+
+    def _drop(self, channel: Channel) -> None:
+        known = self.channels.pop(channel, None)
+        if known is not None:
+            known.stop()
+
+    def _writable(self, writable: bool) -> None:
+        for channel in list(self.channels.values()):
+            channel.writable(writable)
+
+
+class Node:
+    """See the module."""
+
+    def __init__(self, peer: MeshPeer) -> None:
+        self.peer = peer
+        self.counters = NodeCounters()
+        self.links: dict[DeviceKey, Link] = {}
+        self.invitations: FrameHandler | None = None
+        self.blobs: FrameHandler | None = None
+        self.addresses: list[str] = []
+        self.on_link: list[Callable[[Link], None]] = []
+        self._servers: list[asyncio.Server] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._handshakes = 0
+        self._dials: dict[str, asyncio.Task[None]] = {}
+        self._closing = False
+
+    # listening and dialling
+
+    async def listen(self, host: str, port: int) -> str:
+        """Take connections at an address; returns it with the port that was given."""
+        server = await asyncio.start_server(self._accepted, host, port, limit=1 << 20)
+        self._servers.append(server)
+        name = server.sockets[0].getsockname()
+        address = f"[{name[0]}]:{name[1]}" if ":" in str(name[0]) else f"{name[0]}:{name[1]}"
+        self.addresses.append(address)
+        return address
+
+    async def dial(self, host: str, port: int, *, expected: DeviceKey | None = None) -> Link:
+        """Connect once; ConnectionFailed says why not. A device that is connected already gives its link."""
+        if expected is not None and expected in self.links:
+            return self.links[expected]
+        shaken = await open_connection(host, port, self.peer.device_key, expected=expected)
+        self.counters.dialled += 1
+        kept = self._adopt(shaken)
+        if kept is None:
+            existing = self.links.get(shaken.connection.remote)
+            if existing is None:
+                raise ConnectionFailed(Ended("refused", "this is the own device, or the node closes"))
+            return existing
+        return kept
+
+    def keep_dialling(self, host: str, port: int, *, expected: DeviceKey | None = None) -> None:
+        """Connect, and again whenever the connection is lost, ever more slowly while nobody answers."""
+        address = f"{host}:{port}"
+        if address not in self._dials and not self._closing:
+            task = asyncio.create_task(self._redial(host, port, expected))
+            self._dials[address] = task
+
+    def stop_dialling(self, host: str, port: int) -> None:
+        task = self._dials.pop(f"{host}:{port}", None)
+        if task is not None:
+            task.cancel()
+
+    def review(self) -> None:
+        """Parties or members have changed: look at every link again."""
+        for link in list(self.links.values()):
+            link.review()
+
+    async def close(self) -> None:
+        """Say goodbye to everybody and stop."""
+        self._closing = True
+        for server in self._servers:
+            server.close()
+        for task in self._dials.values():
+            task.cancel()
+        for link in list(self.links.values()):
+            link.connection.end(Ended("closing"))
+        tasks = [*self._tasks, *self._dials.values()]
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=3.0)
+            for task in late:
+                task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _redial(self, host: str, port: int, expected: DeviceKey | None) -> None:
+        pause = REDIAL_FIRST_S
+        while not self._closing:
+            try:
+                link = await self.dial(host, port, expected=expected)
+            except ConnectionFailed as failure:
+                self.counters.refused[failure.ended.reason] += 1
+                log.info("dial failed", extra={"address": f"{host}:{port}", "why": str(failure)})
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, REDIAL_LAST_S)
+                continue
+            pause = REDIAL_FIRST_S
+            expected = expected or link.device
+            while self.links.get(link.device) is not None and not self._closing:
+                await asyncio.sleep(REDIAL_FIRST_S)
+
+    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._closing or self._handshakes >= HANDSHAKES_MAX or len(self.links) >= CONNECTIONS_MAX:
+            self.counters.refused["too-many"] += 1
+            writer.transport.abort()
+            return
+        self._handshakes += 1
+        try:
+            shaken = await accept(reader, writer, self.peer.device_key)
+        except ConnectionFailed as failure:
+            self.counters.refused[failure.ended.reason] += 1
+            return
+        finally:
+            self._handshakes -= 1
+        self.counters.accepted += 1
+        self._adopt(shaken)
+
+    # one connection per device
+
+    def _adopt(self, shaken: Handshaken) -> Link | None:
+        """Take over a connection, unless there is a better one to the same device."""
+        connection = shaken.connection
+        device = connection.remote
+        existing = self.links.get(device)
+        if self._closing or device == self.peer.device_key.public:
+            connection.end(Ended("refused"))
+        elif existing is not None and not self._better(connection, existing.connection):
+            connection.end(Ended("duplicate"))
+        else:
+            if existing is not None:
+                self._forget(existing)
+                existing.connection.end(Ended("duplicate"))
+            link = self.links[device] = Link(self, connection)
+            self._run(self._serve(link, shaken))
+            return link
+        self._run(self._discard(shaken))
+        return None
+
+    def _better(self, fresh: Connection, old: Connection) -> bool:
+        """Of two connections between two devices both keep the one that the lower key dialled; of two dialled by the
+        same side, the newer one: the older is likely to be dead without having noticed."""
+        if fresh.dialled == old.dialled or old.ended is not None:
+            return True
+        return fresh.dialled == (self.peer.device_key.public < fresh.remote)
+
+    async def _serve(self, link: Link, shaken: Handshaken) -> None:
+        self.peer.connected(link.device, link.connection.address)
+        log.info("connected", extra={"device": link.device.hex(), "address": link.connection.address})
+        try:
+            link.review()
+            for told in list(self.on_link):
+                told(link)
+            ended = await shaken.run(link.receive)
+        finally:
+            self._forget(link)
+        self.counters.ended[ended.reason] += 1
+        self.counters.bytes_received += link.connection.bytes_received
+        self.counters.bytes_sent += link.connection.bytes_sent
+        self.peer.disconnected(link.device, ended)
+        log.info("disconnected", extra={"device": link.device.hex(), "why": ended.reason, "detail": ended.detail})
+
+    async def _discard(self, shaken: Handshaken) -> None:
+        await shaken.run(lambda frame: None)
+
+    def _forget(self, link: Link) -> None:
+        link.stop()
+        if self.links.get(link.device) is link:
+            del self.links[link.device]
+
+    def _run(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

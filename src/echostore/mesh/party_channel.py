@@ -1,0 +1,149 @@
+"""The replication of one party over one link: a session's frames, narrowed by policy, and its timer."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from echostore.kernel.feed import Head
+from echostore.kernel.ids import FeedKey, PartyKey
+from echostore.kernel.ids import Link as BlockLink
+from echostore.kernel.order import CONTROL
+from echostore.kernel.reasons import Reason
+from echostore.kernel.sync.endpoint import Endpoint
+from echostore.kernel.sync.events import Close, Effect, Progress, Score, Writable
+from echostore.kernel.sync.frames import FeedTip, Frame
+from echostore.kernel.sync.port import Rejection, SyncPort
+from echostore.mesh.connection import Ended
+from echostore.mesh.policy import Flow, incoming, outgoing, refused
+from echostore.wire.mesh import Channel, Sync
+from echostore.wire.sync import decode_frame, encode_frame
+
+if TYPE_CHECKING:
+    from echostore.mesh.node import Link
+
+log = logging.getLogger("echostore.mesh")
+
+
+class NewcomerPort:
+    """A party as a device sees it that is not known as a member: it may hand over control blocks, and gets nothing."""
+
+    def __init__(self, port: SyncPort) -> None:
+        self._port = port
+
+    def feeds(self) -> Iterable[FeedTip]:
+        return [tip for tip in self._port.feeds() if tip.kind == CONTROL]
+
+    def tips(self, key: FeedKey) -> list[FeedTip]:
+        return [tip for tip in self._port.tips(key) if tip.kind == CONTROL]
+
+    def holds(self, key: FeedKey, length: int, link: BlockLink) -> bool:
+        return self._port.holds(key, length, link)
+
+    def read(
+        self, key: FeedKey, start: int, blocks_max: int, bytes_max: int, toward: BlockLink
+    ) -> tuple[Sequence[bytes], Head] | None:
+        return None
+
+    def ingest(self, key: FeedKey, kind: str, start: int, payloads: Sequence[bytes], head: Head) -> int | Rejection:
+        if kind != CONTROL:
+            return Rejection(Reason.UNADMITTED)
+        return self._port.ingest(key, kind, start, payloads, head)
+
+    def processed_length(self, key: FeedKey) -> int:
+        return 0
+
+    def fork_proofs(self) -> Iterable[bytes]:
+        return ()
+
+    def on_grow(self, callback: Callable[[FeedKey, int], None]) -> Callable[[], None]:
+        return self._port.on_grow(callback)
+
+
+class PartyChannel:
+    """The replication of one party on one link."""
+
+    def __init__(self, link: "Link", party: PartyKey, channel: Channel, *, newcomer: bool) -> None:
+        self.party, self.newcomer = party, newcomer
+        self._link, self._channel = link, channel
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        port = link.node.peer.sync_port(party)
+        view: SyncPort = NewcomerPort(port) if newcomer else port
+        # A newcomer is told no tips (it could not ask for them anyway) and may only bring.
+        self._flow = Flow.DOWN if newcomer else link.node.peer.flow(link.device)
+        self._endpoint = Endpoint(
+            view,
+            send=self._send,
+            clock=self._loop.time,
+            tell=self._heed,
+            defer=self._defer,
+        )
+
+    def start(self) -> None:
+        self._endpoint.start()
+        if not self._link.connection.writable:
+            self._endpoint.post(Writable(False))
+        self._schedule()
+
+    def receive(self, data: bytes) -> None:
+        frame = decode_frame(data)
+        answer = refused(self._flow, frame)
+        if answer is not None:
+            self._send(answer)
+            return
+        heard = incoming(self._flow, frame)
+        if heard is not None:
+            self._endpoint.receive(heard)
+            self._schedule()
+
+    def writable(self, writable: bool) -> None:
+        self._endpoint.post(Writable(writable))
+        self._schedule()
+
+    def stop(self) -> None:
+        self._endpoint.stop()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def lacking(self) -> int:
+        return len(self._endpoint.session.lacking())
+
+    def _defer(self, action: Callable[[], None]) -> None:
+        def run() -> None:
+            if not self._endpoint.closed:
+                action()
+                self._schedule()
+
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the node is gone, and so is who would hear this
+            self._loop.call_soon_threadsafe(run)
+
+    def _send(self, frame: Frame) -> None:
+        allowed = outgoing(self._flow, frame)
+        if allowed is not None:
+            self._link.connection.send(Sync(self._channel, encode_frame(allowed)))
+
+    def _heed(self, effect: Effect) -> None:
+        link = self._link
+        if isinstance(effect, Progress):
+            link.node.peer.progressed(self.party, link.device, effect)
+        elif isinstance(effect, Score):
+            link.node.counters.scores[effect.misbehaviour] += 1
+            log.warning("misbehaviour", extra={"device": link.device.hex(), "what": effect.misbehaviour})
+        elif isinstance(effect, Close):
+            link.connection.end(Ended(effect.reason, "replication", theirs=True))
+
+    def _schedule(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        wake = self._endpoint.session.wake_at()
+        if wake is not None and not self._endpoint.closed:
+            self._timer = self._loop.call_at(wake, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._endpoint.tick()
+        self._schedule()

@@ -1,0 +1,459 @@
+"""Invitations of a peer: what it has issued, kept on disk, and both sides of an attempt over the mesh.
+
+A host keeps each invitation in its MetaStore with the tries and uses that are left. A try is taken off before the first
+answer and given back when the guest has proven that it knows the passcode, so that neither a cut connection nor a
+restart gives anyone a fourth. A use is taken off before the guest is admitted. An open invitation is a credential as
+well: any admin honours it.
+"""
+
+import asyncio
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from echostore.kernel.errors import EchoError, NotFound, Refused, TimedOut, Unreachable, UsageError
+from echostore.kernel.ids import KEY_BYTES, DeviceKey, FeedKey, PartyKey
+from echostore.kernel.party.credentials import Invitation as InvitationClaim
+from echostore.kernel.party.credentials import InvitationCancel
+from echostore.mesh.connection import ConnectionFailed
+from echostore.mesh.invitation import (
+    PASSCODE_DIGITS,
+    TRIES_MAX,
+    Between,
+    Guest,
+    Host,
+    InvitationFailed,
+    Reason,
+    refusal,
+)
+from echostore.mesh.node import Link
+from echostore.mesh.ticket import ADDRESSES_MAX, Kind, Purpose, Ticket, read_ticket
+from echostore.peer.identity import JoinRequest, Welcome
+from echostore.peer.members import ROLES
+from echostore.wire.generated import mesh_pb2 as pb
+from echostore.wire.mesh import INVITATION_ID_BYTES, MeshFrame
+from echostore.wire.mesh import Invitation as Frame
+from echostore.wire.signing import SigningKey
+
+if TYPE_CHECKING:
+    from echostore.peer.network import Network
+    from echostore.peer.party import Party
+    from echostore.peer.peer import Peer
+    from echostore.store.meta_store import MetaStore
+
+EXPIRES_S = 600.0
+STEP_S = 20.0
+"""How long a guest waits for the host's next word."""
+ADDRESSES_SETTING = "peer_addresses"
+_SETTING = "invitations"
+_KEPT_MAX = 1000
+
+MESSAGES = {
+    Reason.UNKNOWN: "the host does not know this invitation",
+    Reason.WRONG_PASSCODE: "the passcode is wrong",
+    Reason.NO_TRIES_LEFT: "the invitation has ended: too many wrong passcodes",
+    Reason.EXPIRED: "the invitation has expired",
+    Reason.CANCELLED: "the invitation was cancelled",
+    Reason.USED_UP: "the invitation has been used",
+    Reason.NOT_FOR_YOU: "the invitation is for someone else",
+    Reason.NOT_ALLOWED: "the host may not admit members",
+    Reason.MALFORMED: "the two sides did not understand each other",
+    Reason.BUSY: "the host is busy with another attempt",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """An invitation as its host keeps it."""
+
+    invitation: str
+    kind: str
+    purpose: str
+    party: str
+    role: str
+    ticket: str
+    passcode: str
+    bound: str
+    """Of kind `key` the identity or device it is for, of kind `open` the invitation's public key."""
+    expires_ms: int
+    uses_left: int
+    tries_left: int
+    ended: str = ""
+    """Why it counts no more; empty while it does."""
+    events: tuple[str, ...] = ()
+
+
+class Invitation:
+    """An invitation of this peer. Give the ticket to the guest, and the passcode by another way."""
+
+    def __init__(self, inviting: "Inviting", issued: Issued) -> None:
+        self._inviting = inviting
+        self.id = issued.invitation
+        self.ticket = issued.ticket
+        self.passcode = issued.passcode or None
+
+    @property
+    def state(self) -> Issued:
+        """What has become of it."""
+        return self._inviting.issued(self.id)
+
+    def cancel(self) -> None:
+        self._inviting.cancel(self.id)
+
+    def wait(self, *, timeout: float | None = None) -> Issued:
+        """Wait until it has been used up or has ended; TimedOut otherwise."""
+        if not self._inviting.wait(lambda: bool(self.state.ended), timeout):
+            raise TimedOut("nobody has used the invitation", unchanged="It still counts.")
+        return self.state
+
+
+class Inviting:
+    """The invitations of one peer. Handles the invitation frames of its mesh node."""
+
+    def __init__(self, peer: "Peer", network: "Network") -> None:
+        self._peer = peer
+        self._network = network
+        self._hosts: dict[tuple[Link, bytes], Host] = {}
+        self._guests: dict[tuple[Link, bytes], asyncio.Queue[pb.MeshInvitation | None]] = {}
+        self._changed = threading.Condition()
+
+    # issuing
+
+    def invite(
+        self,
+        party: "Party",
+        *,
+        role: str,
+        key: bytes | None,
+        uses: int,
+        expires_s: float,
+        open: bool,
+    ) -> Invitation:
+        if role not in ROLES:
+            raise UsageError(f"{role!r} is not a role", next_step=f"Roles are {', '.join(ROLES)}.")
+        if uses < 1 or expires_s <= 0:
+            raise UsageError("an invitation has at least one use and some time to live")
+        if key is not None and (open or len(key) != KEY_BYTES):
+            raise UsageError("an invitation is bound to a key of 32 bytes, or open, not both")
+        from echostore.peer.reachable import reachable_addresses
+
+        addresses = reachable_addresses(self._network.addresses)[:ADDRESSES_MAX]
+        if not addresses:
+            raise Refused(
+                "this peer listens nowhere, so that no guest could come",
+                next_step='Call `peer.listen("0.0.0.0:4711")` or run `echostore serve` first.',
+            )
+        kind = Kind.KEY if key is not None else Kind.OPEN if open else Kind.PASSCODE
+        number = secrets.token_bytes(INVITATION_ID_BYTES)
+        expires_ms = self._peer.now_ms() + int(expires_s * 1000)
+        secret, bound = b"", key or b""
+        if kind is Kind.OPEN:
+            signing = SigningKey.generate()
+            secret, bound = signing.seed, signing.public
+            number = signing.public[:INVITATION_ID_BYTES]
+            party.members.issue_claim(InvitationClaim(signing.public, ROLES[role], expires_ms, uses))
+        else:
+            party.members.check_may_admit(role)
+        ticket = Ticket(
+            number, kind, Purpose.PARTY, party.key, DeviceKey(self._peer.device), addresses, expires_ms, secret
+        )
+        issued = Issued(
+            invitation=number.hex(),
+            kind=kind,
+            purpose=Purpose.PARTY,
+            party=party.key.hex(),
+            role=role,
+            ticket=ticket.text(),
+            passcode="".join(secrets.choice("0123456789") for _ in range(PASSCODE_DIGITS))
+            if kind is Kind.PASSCODE
+            else "",
+            bound=bound.hex(),
+            expires_ms=expires_ms,
+            uses_left=uses,
+            tries_left=TRIES_MAX,
+        )
+        self._keep(issued)
+        return Invitation(self, issued)
+
+    def all(self) -> list[Issued]:
+        """Every invitation of this peer, those that have ended too."""
+        return kept_invitations(self._peer.meta)
+
+    def issued(self, invitation: str) -> Issued:
+        found = [each for each in self.all() if each.invitation.startswith(invitation)]
+        if len(found) != 1:
+            raise NotFound(f"no invitation {invitation!r} here" if not found else f"several start with {invitation}")
+        return found[0]
+
+    def cancel(self, invitation: str) -> None:
+        """End an invitation; a guest who comes later is told so."""
+        issued = self.issued(invitation)
+        if not issued.ended:
+            self._end(issued, "cancelled")
+
+    def wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
+        with self._changed:
+            return self._changed.wait_for(condition, timeout)
+
+    def _keep(self, issued: Issued) -> None:
+        with self._peer.lock:
+            kept = dict(self._peer.meta.setting(_SETTING, {}))
+            kept[issued.invitation] = asdict(issued)
+            for old in [each for each, value in kept.items() if value["ended"]][: max(0, len(kept) - _KEPT_MAX)]:
+                del kept[old]
+            self._peer.meta.set_setting(_SETTING, kept)
+        with self._changed:
+            self._changed.notify_all()
+
+    def _end(self, issued: Issued, why: str) -> Issued:
+        ended = replace(issued, ended=why, events=(*issued.events, why))
+        self._keep(ended)
+        if issued.kind == Kind.OPEN and issued.purpose == Purpose.PARTY:
+            party = self._peer.party(PartyKey(bytes.fromhex(issued.party)))
+            party.members.issue_claim(InvitationCancel(bytes.fromhex(issued.bound)))
+        return ended
+
+    # hosting: called in the node's thread
+
+    def receive(self, link: Link, frame: MeshFrame) -> None:
+        assert isinstance(frame, Frame)
+        place = (link, frame.invitation)
+        if place in self._guests:
+            self._guests[place].put_nowait(frame.step)
+            return
+        try:
+            self._host(link, frame)
+        except InvitationFailed as failure:
+            self._hosts.pop(place, None)
+            self._refuse(link, frame.invitation, failure.reason, str(failure))
+        except EchoError as error:
+            self._hosts.pop(place, None)
+            self._refuse(link, frame.invitation, Reason.NOT_ALLOWED, error.what)
+
+    def closed(self, link: Link) -> None:
+        for place in [place for place in self._hosts if place[0] is link]:
+            del self._hosts[place]
+        for place in [place for place in self._guests if place[0] is link]:
+            self._guests[place].put_nowait(None)
+
+    def _host(self, link: Link, frame: Frame) -> None:
+        place, step = (link, frame.invitation), frame.step
+        kind = step.WhichOneof("step")
+        if kind == "knock":
+            issued = self._standing(frame.invitation)
+            issued = replace(issued, tries_left=issued.tries_left - 1)
+            self._keep(issued)  # before a word is said
+            between = Between(
+                frame.invitation, link.device, DeviceKey(self._peer.device), link.connection.handshake_hash
+            )
+            host = Host(Kind(issued.kind), between, passcode=issued.passcode, key=bytes.fromhex(issued.bound))
+            self._hosts[place] = host
+            link.connection.send(host.share(step.knock))
+            return
+        known = self._hosts.get(place)
+        if known is None:
+            raise InvitationFailed(Reason.MALFORMED, "a step without a knock")
+        if kind == "confirm":
+            known.confirm(step.confirm)
+            issued = self.issued(frame.invitation.hex())
+            self._keep(replace(issued, tries_left=min(TRIES_MAX, issued.tries_left + 1)))
+        elif kind == "request":
+            self._admit(link, frame.invitation, known, known.requested(step.request))
+            del self._hosts[place]
+        elif kind == "refusal":
+            del self._hosts[place]
+            self._refuse(link, frame.invitation, Reason.WRONG_PASSCODE, "the guest had another passcode")
+        else:
+            raise InvitationFailed(Reason.MALFORMED, f"an unexpected {kind}")
+
+    def _standing(self, invitation: bytes) -> Issued:
+        """The invitation, if it still counts."""
+        try:
+            issued = self.issued(invitation.hex())
+        except NotFound:
+            issued = self._honour(invitation)
+        if issued.ended == "cancelled":
+            raise InvitationFailed(Reason.CANCELLED, "cancelled")
+        if self._peer.now_ms() > issued.expires_ms:
+            if not issued.ended:
+                self._end(issued, "expired")
+            raise InvitationFailed(Reason.EXPIRED, "expired")
+        if issued.uses_left < 1:
+            raise InvitationFailed(Reason.USED_UP, "used up")
+        if issued.tries_left < 1:
+            raise InvitationFailed(Reason.NO_TRIES_LEFT, "no tries left")
+        return issued
+
+    def _honour(self, invitation: bytes) -> Issued:
+        """An open invitation of another admin, as the control feeds of a party tell it."""
+        for key in self._network.shared_parties():
+            party = self._peer.party(key)
+            for known in party.runtime.processor.membership.machine.invitations:
+                said = known.invitation
+                if said.key[:INVITATION_ID_BYTES] == invitation:
+                    if known.cancelled:
+                        raise InvitationFailed(Reason.CANCELLED, "cancelled")
+                    return Issued(
+                        invitation=invitation.hex(),
+                        kind=Kind.OPEN,
+                        purpose=Purpose.PARTY,
+                        party=key.hex(),
+                        role=said.role.label,
+                        ticket="",
+                        passcode="",
+                        bound=said.key.hex(),
+                        expires_ms=said.expires_ms,
+                        uses_left=said.uses,
+                        tries_left=TRIES_MAX,
+                    )
+        raise InvitationFailed(Reason.UNKNOWN, "no such invitation")
+
+    def _admit(self, link: Link, invitation: bytes, host: Host, request: bytes) -> None:
+        issued = self._standing(invitation)
+        asked = JoinRequest.from_bytes(request)
+        if asked.device != link.device:
+            raise InvitationFailed(Reason.NOT_FOR_YOU, "the request is another device's")
+        if issued.kind == Kind.KEY and bytes.fromhex(issued.bound) not in (asked.identity, asked.device):
+            raise InvitationFailed(Reason.NOT_FOR_YOU, "bound to another key")
+        issued = replace(issued, uses_left=issued.uses_left - 1)
+        self._keep(issued)
+        party = self._peer.party(PartyKey(bytes.fromhex(issued.party)))
+        welcome = party.members.admit(asked, role=issued.role)
+        party.flush()
+        name = asked.name or asked.identity.hex()[:8]
+        issued = replace(self.issued(issued.invitation), events=(*issued.events, f"admitted {name}"))
+        if issued.uses_left:
+            self._keep(issued)
+        else:
+            self._end(issued, "used")
+        link.connection.send(host.welcome(_welcome_bytes(welcome)))
+
+    def _refuse(
+        self, link: Link, invitation: bytes, reason: "pb.InvitationRefusal.Reason.ValueType", detail: str
+    ) -> None:
+        """Tell the guest, and keep it for the host's own eyes."""
+        tries = 0
+        try:
+            issued = self.issued(invitation.hex())
+        except NotFound:
+            pass  # nobody here to be told
+        else:
+            tries = issued.tries_left
+            issued = replace(issued, events=(*issued.events, f"refused: {MESSAGES[reason]} ({detail})")[-20:])
+            if tries < 1 and not issued.ended:
+                self._end(issued, "no tries left")
+            else:
+                self._keep(issued)
+        link.connection.send(refusal(invitation, reason, tries))
+
+    # being a guest
+
+    def join(self, ticket: str, passcode: str | None, timeout: float) -> "Party":
+        read = read_ticket(ticket)
+        if read.kind is Kind.PASSCODE and not passcode:
+            raise UsageError("this ticket needs its passcode")
+        if any(known.key == read.party for known in self._peer.parties()):
+            raise Refused("this peer is in that party already")
+        if self._peer.now_ms() > read.expires_ms:
+            raise Refused("the invitation has expired", next_step="Ask for a new one.")
+        welcome = self._network.call(self._attempt(read, (passcode or "").strip(), timeout), timeout + STEP_S)
+        party = self._peer.enter(welcome)
+        self._remember(read)
+        return party
+
+    async def _attempt(self, ticket: Ticket, passcode: str, timeout: float) -> Welcome:
+        link = await self._reach(ticket, timeout)
+        between = Between(ticket.invitation, DeviceKey(self._peer.device), link.device, link.connection.handshake_hash)
+        place = (link, ticket.invitation)
+        inbox: asyncio.Queue[pb.MeshInvitation | None] = asyncio.Queue()
+        self._guests[place] = inbox
+        try:
+            guest = Guest(ticket, between, passcode)
+            link.connection.send(guest.knock())
+            share = await self._next(inbox, "share")
+            try:
+                frames = guest.answer(share.share, self._peer.request_join(ticket.party).to_bytes())
+            except InvitationFailed as failure:
+                link.connection.send(refusal(ticket.invitation, failure.reason))
+                await self._next(inbox, "refusal")
+                raise Refused(MESSAGES[failure.reason]) from None
+            for frame in frames:
+                link.connection.send(frame)
+            answer = await self._next(inbox, "welcome")
+            return _read_welcome(guest.welcomed(answer.welcome), ticket.party)
+        except InvitationFailed as failure:
+            raise Refused(MESSAGES[failure.reason]) from None
+        finally:
+            del self._guests[place]
+
+    async def _reach(self, ticket: Ticket, timeout: float) -> Link:
+        failures = []
+        expected = None if ticket.kind is Kind.OPEN else ticket.host
+        from echostore.peer.network import parse_address
+
+        for address in ticket.addresses:
+            host, port = parse_address(address)
+            try:
+                return await self._network.node.dial(host, port, expected=expected)
+            except ConnectionFailed as failure:
+                failures.append(f"{address}: {failure}")
+        raise Unreachable(
+            "the host can't be reached: " + "; ".join(failures or ["the ticket names no address"]),
+            next_step="Make sure that the host's peer is running, and try again.",
+        )
+
+    async def _next(self, inbox: "asyncio.Queue[pb.MeshInvitation | None]", wanted: str) -> pb.MeshInvitation:
+        """The host's next step; a refusal is raised with its reason."""
+        try:
+            async with asyncio.timeout(STEP_S):
+                step = await inbox.get()
+        except TimeoutError:
+            raise TimedOut("the host did not answer") from None
+        if step is None:
+            raise Unreachable("the connection to the host was lost", next_step="Try again with the same ticket.")
+        kind = step.WhichOneof("step")
+        if kind == "refusal":
+            reason, tries = step.refusal.reason, step.refusal.tries_left
+            text = MESSAGES.get(reason, "the host refused")
+            if reason == Reason.WRONG_PASSCODE:
+                text += f"; {tries} {'try' if tries == 1 else 'tries'} left"
+            raise Refused(text, next_step="Ask the host for a new invitation." if not tries else "Try again.")
+        if kind != wanted:
+            raise InvitationFailed(Reason.MALFORMED, f"{kind} instead of {wanted}")
+        return step
+
+    def _remember(self, ticket: Ticket) -> None:
+        """Find the host again after a restart."""
+        with self._peer.lock:
+            known = dict(self._peer.meta.setting(ADDRESSES_SETTING, {}))
+            known[ticket.host.hex()] = list(ticket.addresses)
+            self._peer.meta.set_setting(ADDRESSES_SETTING, known)
+        for address in ticket.addresses:
+            self._network.keep_connecting(address, device=ticket.host)
+
+
+def _welcome_bytes(welcome: Welcome) -> bytes:
+    return msgspec.msgpack.encode([1, welcome.party, welcome.genesis_feed, welcome.title])
+
+
+def _read_welcome(data: bytes, party: PartyKey) -> Welcome:
+    try:
+        version, key, genesis_feed, title = msgspec.msgpack.decode(data)
+        if version != 1 or key != party or len(genesis_feed) != KEY_BYTES or not isinstance(title, str):
+            raise ValueError
+    except (ValueError, TypeError, msgspec.DecodeError):
+        raise InvitationFailed(Reason.MALFORMED, "a welcome that can't be read") from None
+    return Welcome(PartyKey(key), FeedKey(genesis_feed), title)
+
+
+def kept_invitations(meta: "MetaStore") -> list[Issued]:
+    """The invitations of a home."""
+    return [_read(each) for each in meta.setting(_SETTING, {}).values()]
+
+
+def _read(kept: dict[str, Any]) -> Issued:
+    return Issued(**{**kept, "events": tuple(kept["events"])})

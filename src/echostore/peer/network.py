@@ -1,0 +1,286 @@
+"""A peer on the network: a mesh node in a thread of its own, and this peer's parties as the node sees them.
+
+    peer.listen("127.0.0.1:0")            take connections
+    peer.connect("127.0.0.1:4711")        connect, and again whenever the connection is lost
+
+Every call of the node takes the peer's lock, like any other user of it. The thread is never joined while that lock is
+held.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from echostore.kernel.errors import Closed, Corrupt, EchoError, NotFound, TimedOut, Unreachable, UsageError
+from echostore.kernel.ids import KEY_BYTES, Cid, DeviceKey, PartyKey
+from echostore.kernel.sync.events import Progress
+from echostore.mesh.blob_exchange import BlobExchange
+from echostore.mesh.connection import ConnectionFailed, Ended
+from echostore.mesh.node import Node, Standing
+from echostore.mesh.policy import Flow
+from echostore.peer.inviting import Inviting
+from echostore.peer.progress import PartyProgress, party_progress
+from echostore.store.meta_store import PartyState
+
+if TYPE_CHECKING:
+    from echostore.kernel.sync.port import SyncPort
+    from echostore.peer.party import Party
+    from echostore.peer.peer import Peer
+    from echostore.wire.signing import SigningKey
+
+CALL_S = 30.0
+"""How long a call into the node's thread may take; dials end earlier by themselves."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """A device that this peer is connected to."""
+
+    device: bytes
+    address: str
+    dialled: bool
+    parties: int
+    round_trip_s: float | None
+    bytes_received: int
+    bytes_sent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """When a device was last connected, by this machine's clock, and how that ended."""
+
+    device: bytes
+    address: str
+    at_ms: int
+    ended: str
+
+
+class Network:
+    """Owns the node and its thread. Made by the first `listen` or `connect` of a peer."""
+
+    def __init__(self, peer: "Peer") -> None:
+        self._peer = peer
+        self._flows: dict[bytes, Flow] = {}
+        self._watched: set[int] = set()
+        self.seen: dict[bytes, Seen] = {}
+        self.node = Node(self)
+        self.inviting = Inviting(peer, self)
+        self.node.invitations = self.inviting
+        self.blobs = BlobExchange(self.node, self)
+        self.node.blobs = self.blobs
+        self._loop = asyncio.new_event_loop()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="echostore-mesh", daemon=True)
+        self._thread.start()
+
+    # for the peer
+
+    def listen(self, address: str) -> str:
+        """Take connections at `host:port`; port 0 takes a free one. Returns the address in use."""
+        host, port = parse_address(address)
+        try:
+            return self.call(self.node.listen(host, port))
+        except OSError as error:
+            raise Unreachable(
+                f"this peer can't listen at {address}: {error.strerror or error}", next_step="Name another address."
+            ) from None
+
+    def connect(self, address: str, *, device: bytes | None = None, keep: bool = True) -> bytes:
+        """Connect to a peer; `device` is who must answer. Returns the device that did. `keep`: connect again later."""
+        host, port = parse_address(address)
+        expected = DeviceKey(device) if device is not None else None
+        if expected is not None and len(expected) != KEY_BYTES:
+            raise UsageError("a device key has 32 bytes")
+        try:
+            link = self.call(self.node.dial(host, port, expected=expected))
+        except ConnectionFailed as failure:
+            raise Unreachable(f"no connection to {address}: {failure}") from None
+        if keep:
+            self._soon(lambda: self.node.keep_dialling(host, port, expected=link.device))
+        return bytes(link.device)
+
+    def keep_connecting(self, address: str, *, device: bytes | None = None) -> None:
+        """Connect whenever the peer can be reached, from now on; nothing is raised when it can't."""
+        host, port = parse_address(address)
+        expected = DeviceKey(device) if device is not None else None
+        self._soon(lambda: self.node.keep_dialling(host, port, expected=expected))
+
+    def disconnect(self, address: str) -> None:
+        """Stop dialling an address; a connection that stands is ended."""
+        host, port = parse_address(address)
+
+        def end() -> None:
+            self.node.stop_dialling(host, port)
+            for link in list(self.node.links.values()):
+                if link.connection.dialled and link.connection.address == f"{host}:{port}":
+                    link.connection.end(Ended("closing"))
+
+        self._soon(end)
+
+    def connections(self) -> list[Connected]:
+        async def collect() -> list[Connected]:
+            return [
+                Connected(
+                    device=bytes(link.device),
+                    address=link.connection.address,
+                    dialled=link.connection.dialled,
+                    parties=len(link.channels),
+                    round_trip_s=link.connection.round_trip_s,
+                    bytes_received=link.connection.bytes_received,
+                    bytes_sent=link.connection.bytes_sent,
+                )
+                for link in self.node.links.values()
+            ]
+
+        return self.call(collect())
+
+    @property
+    def addresses(self) -> list[str]:
+        return list(self.node.addresses)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the node's thread runs."""
+        return not self._closed and self._thread.is_alive()
+
+    def progress(self, party: PartyKey) -> PartyProgress:
+        """How far a party has come here, of what anyone has announced."""
+        return party_progress(self._peer.party(party))
+
+    def set_flow(self, device: bytes, flow: str) -> None:
+        """What may flow between this peer and a device: both, up (only from here) or down (only to here)."""
+        if flow not in set(Flow):
+            raise UsageError(f"{flow!r} is no policy", next_step="Policies are both, up and down.")
+        self._flows[device] = Flow(flow)
+
+    def fetch(
+        self,
+        party: PartyKey,
+        cids: Iterable[Cid],
+        *,
+        patience_s: float = 30.0,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        """Get blobs of a party from connected members; `mesh.blob_exchange.Unavailable` when nothing comes any more."""
+        work = self.blobs.fetch(party, list(cids), patience_s=patience_s, progress=progress)
+        self.call(work, timeout_s=None)
+
+    def parties_changed(self) -> None:
+        """Parties were opened, paused or closed here: the links are told."""
+        if not self._closed:
+            self._soon(self.node.review)
+
+    def close(self) -> None:
+        """Say goodbye and end the thread. Never called while the peer's lock is held."""
+        if self._closed:
+            return
+        self._closed = True
+        asyncio.run_coroutine_threadsafe(self.node.close(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def call(self, work: Coroutine[Any, Any, _T], timeout_s: float | None = CALL_S) -> _T:
+        """Run work in the node's thread and wait for it."""
+        if self._closed:
+            work.close()
+            raise Closed("the peer has been closed")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(timeout_s)
+        except TimeoutError:
+            future.cancel()
+            raise TimedOut(f"the network did not answer in {timeout_s:g} s") from None
+
+    def _soon(self, action: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended between the look and the call
+            self._loop.call_soon_threadsafe(action)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    # for the node: see mesh.node.MeshPeer
+
+    @property
+    def device_key(self) -> "SigningKey":
+        return self._peer.keys.key(DeviceKey(self._peer.device))
+
+    def shared_parties(self) -> Iterable[PartyKey]:
+        with self._peer.lock:
+            found = []
+            for known in self._peer.parties():
+                if known.state in (PartyState.ACTIVE, PartyState.PAUSED) and not known.local:
+                    with contextlib.suppress(EchoError):  # damaged: `status` and `doctor` say so
+                        self._watch(self._peer.party(known.key))
+                        found.append(known.key)
+            return found
+
+    def standing(self, party: PartyKey, device: DeviceKey) -> Standing:
+        with self._peer.lock:
+            machine = self._peer.party(party).runtime.processor.membership.machine
+            roles = {member.identity: member.role for member in machine.members}
+            entries = [entry for entry in machine.devices if entry.device == device]
+        if not entries:
+            return Standing.UNKNOWN
+        if any(not entry.revoked and roles.get(entry.identity) for entry in entries):
+            return Standing.MEMBER
+        return Standing.REMOVED
+
+    def flow(self, device: DeviceKey) -> Flow:
+        return self._flows.get(device, Flow.BOTH)
+
+    def sync_port(self, party: PartyKey) -> "SyncPort":
+        return self._peer.sync_port(party)
+
+    def progressed(self, party: PartyKey, device: DeviceKey, progress: Progress) -> None:
+        known = self._peer.party(party)
+        known.announced(progress.feed, progress.held)
+        known.acknowledge(device, {progress.feed: progress.held}, {progress.feed: progress.processed})
+
+    def blob(self, party: PartyKey, cid: Cid) -> bytes | None:
+        with self._peer.lock:
+            store = self._peer.party(party).runtime.blobs
+            try:
+                return store.get(cid) if store is not None else None
+            except (NotFound, Corrupt):
+                return None  # damaged here: whoever asked gets it elsewhere
+
+    def has_blob(self, party: PartyKey, cid: Cid) -> bool:
+        with self._peer.lock:
+            store = self._peer.party(party).runtime.blobs
+            return store is not None and store.has(cid)
+
+    def keep_blobs(self, party: PartyKey, blobs: dict[Cid, bytes]) -> None:
+        with self._peer.lock:
+            store = self._peer.party(party).runtime.blobs
+            if store is not None:
+                store.put_many(blobs)
+
+    def connected(self, device: DeviceKey, address: str) -> None:
+        self.seen[device] = Seen(device, address, self._peer.now_ms(), "")
+
+    def disconnected(self, device: DeviceKey, ended: Ended) -> None:
+        known = self.seen.get(device)
+        self.seen[device] = Seen(device, known.address if known else "", self._peer.now_ms(), ended.reason)
+
+    def _watch(self, party: "Party") -> None:
+        """Hear of it when control changes who belongs."""
+        processor = party.runtime.processor
+        if id(processor) not in self._watched:
+            self._watched.add(id(processor))
+            processor.on_admission.append(self.parties_changed)
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """`host:port`, or `[host]:port` for IPv6."""
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"{address!r} is not an address", next_step="Write host:port, as in 127.0.0.1:4711.")
+    return host, int(port)
