@@ -18,7 +18,7 @@ def demo(*, options: Options = OPTIONS) -> None:
     The data stays in a folder of its own to look at: --home, or one in the user's cache. ECHOSTORE_HOME is not used,
     so that the demonstration never meets real data.
     """
-    from echostore.demo import run
+    from echostore.demo.story import run
 
     output = Output.of(options)
     folder = _folder(options)

@@ -1,7 +1,7 @@
 """The control side of a party: control messages into the PartyMachine, and what it says about feeds.
 
-Called by the PartyProcessor with control messages in causal order. A light-weight child party has no control feeds of
-its own: it asks its parent's membership for the child's admission.
+Called with control messages in causal order, by the peer's PartyProcessor and by the pipeline's control stage. A
+light-weight child party has no control feeds of its own: it asks its parent's membership for the child's admission.
 """
 
 from collections.abc import Mapping

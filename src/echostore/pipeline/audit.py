@@ -1,0 +1,155 @@
+"""audit: is everything in a lake what its writers signed, whole and in order? Reads all of it and writes nothing.
+
+The stages control, verify and order from scratch, and a hash of every file. What they reject is told by feed: which
+blocks, from which one on, and why.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from echostore.kernel.reasons import Reason
+from echostore.pipeline.lake import Lake
+from echostore.pipeline.lake.reading import check_file
+from echostore.pipeline.parties import chosen_parties
+from echostore.pipeline.stages.control import fold_control
+from echostore.pipeline.stages.frames import frame_of, mapped
+from echostore.pipeline.stages.order import order_blocks
+
+FINDINGS_MAX = 10_000
+"""Rows that are told one by one; all of them are counted."""
+
+HARMLESS = frozenset(map(str, (Reason.UNADMITTED, Reason.READER, Reason.BEYOND_CUT, Reason.RETIRED, Reason.WAITING)))
+"""Reasons that say nothing against a lake: blocks that are whole and do not count, or not yet."""
+
+DAMAGED_FILE = "damaged-file"
+"""The reason of what is wrong with a file as such."""
+
+_FILES = pa.schema([("file", pa.string()), ("sha256", pa.string()), ("bytes", pa.int64())])
+_DAMAGE = pa.schema([("file", pa.string()), ("what", pa.string())])
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What was found. `counts` are blocks by reason."""
+
+    lake_version: int
+    parties: int
+    feeds: int
+    blocks: int
+    findings: list[dict[str, Any]]
+    counts: dict[str, int]
+
+    @property
+    def sound(self) -> bool:
+        return not set(self.counts) - HARMLESS
+
+
+def audit_lake(spark: Any, path: Path, parties: Sequence[str] = ()) -> Audit:
+    """Check a lake, or some of its parties. Corrupt where the log itself is broken: then nothing can be said."""
+    lake = Lake.open(path)
+    version = lake.at()
+    wanted = chosen_parties(version, parties)
+    runs = version.runs(parties=wanted)
+    counts: Counter[str] = Counter()
+    findings = list(_damaged_files(spark, version, set(runs["file"].unique().to_pylist())))
+    counts[DAMAGED_FILE] += len(findings)
+    if not findings:
+        control = fold_control(spark, version, wanted)
+        order = order_blocks(spark, version, control, wanted)
+        try:
+            for finding in _findings(control, order):
+                counts[finding["reason"]] += finding["blocks"]
+                if len(findings) < FINDINGS_MAX:
+                    findings.append(finding)
+        finally:
+            order.close()
+            control.close()
+    lengths = runs["end"].to_numpy() - runs["start"].to_numpy()
+    feeds = len(runs.group_by(["party", "feed"]).aggregate([]))
+    return Audit(
+        version.version,
+        len(runs["party"].unique()),
+        feeds,
+        int(lengths.sum()),
+        findings,
+        {reason: count for reason, count in sorted(counts.items()) if count},
+    )
+
+
+def _findings(control: Any, order: Any) -> Iterator[dict[str, Any]]:
+    """One row for each stretch of a feed that is not in order."""
+    for row in control.unheld.unionByName(order.unheld).toLocalIterator():
+        yield _finding(row, row["start"], row["end"] - row["start"], row["reason"], row["detail"])
+    for row in control.cuts.unionByName(order.cuts).filter("held > length OR state = 'forked'").toLocalIterator():
+        beyond = row["held"] - row["length"]
+        if row["state"] == "ended":
+            yield _finding(row, row["length"], beyond, row["reason"], "the feed ends before this block")
+        elif row["state"] == "forked":
+            yield _finding(
+                row, row["length"], max(beyond, 1), str(Reason.FORK), "two branches begin here, without a proof"
+            )
+        elif row["waits_feed"] is not None:
+            detail = f"waits for block {row['waits_seq']} of feed {bytes(row['waits_feed']).hex()}"
+            yield _finding(row, row["length"], beyond, str(Reason.WAITING), detail)
+    columns = ("party", "feed", "end_reason", "control", "end")
+    excluded = order.cuts.join(
+        control.admission.filter("end IS NOT NULL AND end_reason = 'fork'").select(*columns).distinct(),
+        ["party", "feed", "control"],
+    )
+    for row in excluded.filter("length > end").toLocalIterator():
+        yield _finding(
+            row, row["end"], row["length"] - row["end"], str(Reason.FORK), "control holds a proof of two branches"
+        )
+
+
+def _finding(row: Any, seq: int, blocks: int, reason: str, detail: str) -> dict[str, Any]:
+    return {
+        "party": bytes(row["party"]).hex(),
+        "feed": bytes(row["feed"]).hex(),
+        "seq": seq,
+        "blocks": blocks,
+        "reason": reason,
+        "detail": detail,
+    }
+
+
+def _damaged_files(spark: Any, version: Any, used: set[str]) -> Iterator[dict[str, Any]]:
+    """Files of the lake whose content does not match the log; tasks hash them."""
+    rows = [
+        {"file": each.file, "sha256": each.sha256, "bytes": each.bytes} for each in version.files if each.file in used
+    ]
+    if not rows:
+        return
+    tasks = min(len(rows), 4 * spark.sparkContext.defaultParallelism)
+    frame = frame_of(spark, pa.Table.from_pylist(rows, _FILES)).repartition(tasks)
+    found = mapped(frame, _Hashing(str(version.lake.path)), _DAMAGE).collect()
+    for row in sorted(found, key=lambda row: str(row["file"])):
+        yield {
+            "party": "",
+            "feed": "",
+            "seq": 0,
+            "blocks": 1,
+            "reason": DAMAGED_FILE,
+            "detail": f"{row['file']}: {row['what']}",
+        }
+
+
+@dataclass(frozen=True)
+class _Hashing:
+    """The task: hash some files."""
+
+    lake: str
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            damage = []
+            for row in batch.to_pylist():
+                what = check_file(Path(self.lake), row["file"], row["sha256"], row["bytes"])
+                if what is not None:
+                    damage.append({"file": row["file"], "what": what})
+            yield pa.RecordBatch.from_pylist(damage, _DAMAGE)

@@ -1,0 +1,311 @@
+"""control: who belongs to each party, and which blocks count. Control runs in; tables of membership out.
+
+    RUNS (control) ──► all of a party's control feeds in one task, many parties per task (they are small)
+                   ──► verified and held like data (`verify_piece`, `hold`), folded by the kernel (`fold_party`)
+                   ──► PARTIES  ADMISSION  MEMBERS  PUBLISHED_MODELS  CUTS  TARGETS  REJECTS (twice)  UNHELD
+
+A child party has no control feeds: it gets rows of its own from its parent's. `TARGETS` are the processed control blocks,
+on any branch: what data messages may depend on. Control is folded whole in every run; only blocks of data have a
+history that is long.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from echostore.kernel.ids import NO_LINK, FeedId, FeedKey, Link, PartyKey, feed_id
+from echostore.kernel.order import Envelope, FeedCursor
+from echostore.kernel.party.admission import Admission
+from echostore.kernel.party.credentials import FeedKind
+from echostore.kernel.reasons import Reason
+from echostore.pipeline import schemas
+from echostore.pipeline.stages.bundles import BUNDLES, Bundler, unbundled
+from echostore.pipeline.stages.by_party import PARTY_TASK_BYTES, parties, together
+from echostore.pipeline.stages.frames import frame_of, mapped
+from echostore.pipeline.stages.holding import HeldPiece, Stretch, hold
+from echostore.pipeline.stages.party_fold import ControlFeed, FoldedParty, fold_party
+from echostore.pipeline.stages.planning import BUCKET_BITS, plan_pieces
+from echostore.pipeline.stages.verify import Piece, piece_rows, verify_piece
+from echostore.wire.membership import membership_state
+
+AFTER_INVALID_LISTED_MAX = 1024
+"""Blocks of an ended feed that are listed one by one, as on a peer; a feed may grow for ever after its end."""
+
+TABLES: dict[str, pa.Schema] = {
+    "parties": schemas.PARTIES,
+    "admission": schemas.ADMISSION,
+    "members": schemas.MEMBERS,
+    "models": schemas.PUBLISHED_MODELS,
+    "cuts": schemas.CUTS,
+    "targets": schemas.TARGETS,
+    "rejects": schemas.REJECTS,
+    "refusals": schemas.REJECTS,
+    "unheld": schemas.UNHELD,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A moment of a party: of how many blocks of each feed it knew. Feeds that are not named had none.
+
+    `control` of None: all of control. A child party's control is its parent's, under whose key that limit belongs.
+    """
+
+    data: Mapping[FeedId, int] = field(default_factory=dict)
+    control: Mapping[FeedId, int] | None = None
+
+
+Limits = Mapping[PartyKey, Limit]
+
+
+@dataclass(frozen=True, slots=True)
+class ControlTables:
+    """The tables of the control stage as DataFrames; computed once, on first use. `close` frees what they hold."""
+
+    parties: Any
+    admission: Any
+    members: Any
+    models: Any
+    cuts: Any
+    targets: Any
+    rejects: Any
+    """Control feeds that ended, as `party.rejected()` lists them."""
+    refusals: Any
+    """Credentials that do not count, as `party.members.rejected()` lists them."""
+    unheld: Any
+    bundles: Any
+
+    def close(self) -> None:
+        self.bundles.unpersist()
+
+
+def fold_control(
+    spark: Any, lake_version: Any, parties: Collection[bytes] | None = None, limits: Limits | None = None
+) -> ControlTables:
+    """Fold the control feeds of parties, or of all; child parties come with their parents.
+
+    A wanted party without control feeds of its own may be a child of any other: then all parties are folded.
+    """
+    runs = lake_version.runs(parties=parties, control=True)
+    if parties is not None and set(parties) - set(runs["party"].unique().to_pylist()):
+        runs = lake_version.runs(control=True)
+    pieces = plan_pieces(runs, limits=_limits(runs, limits or {})).pieces
+    total = int(runs["bytes"].to_numpy().sum())
+    tasks = max(int(spark.sparkContext.defaultParallelism), total // PARTY_TASK_BYTES)
+    frame = together(frame_of(spark, pieces), tasks)
+    bundles = mapped(frame, _Folding(str(lake_version.lake.path)), BUNDLES).persist()
+    tables = {name: unbundled(bundles, name, schema) for name, schema in TABLES.items()}
+    return ControlTables(**tables, bundles=bundles)
+
+
+def _limits(runs: pa.Table, limits: Limits) -> dict[tuple[bytes, bytes], int]:
+    if not limits:
+        return {}
+    places = set(zip(runs["party"].to_pylist(), runs["feed"].to_pylist(), strict=True))
+    found = {}
+    for party, feed in places:
+        limit = limits.get(party)
+        if limit is not None and limit.control is not None:
+            found[party, feed] = limit.control.get(feed_id(feed), 0)
+    return found
+
+
+@dataclass(frozen=True)
+class _Folding:
+    """The task: folds the parties of a partition."""
+
+    lake: str
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        bundler = Bundler(TABLES)
+        for party, pieces in parties(batches):
+            _fold(self.lake, PartyKey(party), pieces, bundler)
+            if bundler.full:
+                yield from bundler.take()
+        yield from bundler.take()
+
+
+def _fold(lake: str, party: PartyKey, pieces: pa.Table, bundler: Bundler) -> None:
+    feeds = {}
+    for key, found in _by_feed(pieces).items():
+        feeds[key] = _control_feed(lake, key, found)
+        for start, end, reason, detail in feeds[key].held.unheld:
+            row = {"party": party, "feed": key, "control": True, "start": start, "end": end}
+            bundler.add("unheld", {**row, "reason": reason, "detail": detail})
+    folded = fold_party(party, feeds)
+    machine = folded.membership.machine
+    children = [child for child, _ in machine.children]
+    for child in (None, *children):
+        _tell_party(folded, child, bundler)
+        for key, feed in feeds.items():
+            if folded.cursors[feed_id(key)].key == key:
+                for held in feed.held.pieces:
+                    _tell_targets(child or party, key, held, feed, folded, bundler)
+    for cursor in folded.cursors.values():
+        _tell_cursor(party, cursor, folded, feeds[cursor.key], bundler)
+    for rejection in machine.rejected:
+        place = {"party": party, "feed": rejection.feed, "seq": rejection.seq, "position": rejection.position}
+        bundler.add("refusals", {**place, "reason": rejection.reason, "detail": rejection.detail, "item": None})
+
+
+def _by_feed(pieces: pa.Table) -> dict[FeedKey, list[Piece]]:
+    found: dict[FeedKey, list[Piece]] = {}
+    for row in pieces.select(Piece._fields).to_pylist():
+        found.setdefault(FeedKey(row["feed"]), []).append(Piece(**row))
+    return found
+
+
+def _control_feed(lake: str, key: FeedKey, pieces: list[Piece]) -> ControlFeed:
+    stretches, links, payloads = [], {}, {}
+    for piece in pieces:
+        batches = list(piece_rows(lake, piece))
+        stretches.append(Stretch.of(verify_piece(piece, iter(batches), envelopes=False)[0]))
+        before = 1 if piece.previous is None else 0
+        links[piece.piece] = [link for batch in batches for link in batch["link"].to_pylist()][before:]
+        payloads[piece.piece] = [payload for batch in batches for payload in batch["payload"].to_pylist()][before:]
+    return ControlFeed(key, hold(stretches), links, payloads)
+
+
+def _tell_party(folded: FoldedParty, child: PartyKey | None, bundler: Bundler) -> None:
+    machine = folded.membership.machine
+    party = child or machine.party
+    genesis = machine.genesis
+    admission = machine.admission(child)
+    titles = dict(machine.children)
+    bundler.add(
+        "parties",
+        {
+            "party": party,
+            "root": machine.party,
+            "title": titles[child] if child else genesis.title if genesis else "",
+            "admission": admission.digest,
+            "membership": membership_state(machine),
+            "genesis_feed": genesis.data_feed if genesis and child is None else None,
+        },
+    )
+    _tell_admission(party, admission, bundler)
+    for member in machine.members:
+        bundler.add(
+            "members",
+            {
+                "party": party,
+                "identity": member.identity,
+                "name": member.name,
+                "role": member.role.label if member.role is not None else None,
+                "status": str(member.status),
+                "creator": member.creator,
+                "devices": sum(not device.revoked for device in member.devices),
+            },
+        )
+    for model in machine.models:
+        row = {"party": party, "name": model.name, "version": model.version}
+        bundler.add("models", {**row, "descriptor": model.descriptor, "hash": model.hash})
+
+
+def _tell_admission(party: PartyKey, admission: Admission, bundler: Bundler) -> None:
+    for admitted in admission.by_id.values():
+        shared = {
+            "party": party,
+            "feed": admitted.feed,
+            "feed_id": feed_id(admitted.feed),
+            "control": admitted.kind is FeedKind.CONTROL,
+            "identity": admitted.identity,
+            "device": admitted.device,
+            "end_reason": str(admitted.end_reason) if admitted.end_reason is not None else None,
+        }
+        if not admitted.intervals:
+            bundler.add("admission", {**shared, "start": 0, "end": 0, "role": None})
+        for start, end, role in admitted.intervals:
+            bundler.add("admission", {**shared, "start": start, "end": end, "role": role.label})
+
+
+def _tell_targets(
+    party: PartyKey, key: FeedKey, held: HeldPiece, feed: ControlFeed, folded: FoldedParty, bundler: Bundler
+) -> None:
+    """The processed blocks of a control piece, as what dependencies of data may name."""
+    start, piece = held.stretch.start, held.stretch.piece
+    end = folded.processed.get(piece, start)
+    if end <= start:
+        return
+    depths = []
+    for index in range(end - start):
+        envelope = folded.envelopes[piece, index]
+        assert isinstance(envelope, Envelope), (key.hex(), start + index)
+        depths.append(envelope.depth)
+    bundler.add(
+        "targets",
+        {
+            "party": party,
+            "names": feed_id(key),
+            "bucket": start >> BUCKET_BITS,
+            # Below zero, so that no twig of a data feed has the same name.
+            "twig": -2 - held.twig,
+            "path": np.array([-2 - twig for twig in held.path], np.int64).tobytes(),
+            "start": start,
+            "end": end,
+            "file": None,
+            "row": None,
+            "links": b"".join(feed.links[piece][: end - start]),
+            "depths": np.array(depths, np.int64).tobytes(),
+        },
+    )
+
+
+def _tell_cursor(party: PartyKey, cursor: FeedCursor, folded: FoldedParty, feed: ControlFeed, bundler: Bundler) -> None:
+    """How far a control feed is processed, and the rejects of one that ended."""
+    state, length, link, depth = "open", cursor.length, cursor.link, cursor.depth
+    waits = cursor.waits_for
+    fork = folded.unproven.get(cursor.key)
+    if fork is not None and fork <= length:
+        state, length, waits = "forked", fork, None
+        link, depth = _mark_before(fork, feed, folded)
+    elif cursor.ended is not None:
+        state = "ended"
+    elif waits is not None:
+        state = "waiting"
+    ended = cursor.ended if state == "ended" else None
+    bundler.add(
+        "cuts",
+        {
+            "party": party,
+            "feed": cursor.key,
+            "feed_id": cursor.id,
+            "control": True,
+            "length": length,
+            "link": bytes(link),
+            "depth": depth,
+            "state": state,
+            "reason": str(ended) if ended is not None else None,
+            "waits_feed": waits[0] if waits else None,
+            "waits_seq": waits[1] if waits else None,
+            "held": cursor.held,
+            "asserted_feeds": b"",
+            "asserted_seqs": b"",
+            "asserted_links": b"",
+        },
+    )
+    if ended is not None:
+        for row in ended_rejects(party, cursor.id, length, cursor.held, str(ended)):
+            bundler.add("rejects", row)
+
+
+def _mark_before(fork: int, feed: ControlFeed, folded: FoldedParty) -> tuple[Link, int]:
+    """Link and depth of the last block before a fork."""
+    for held in feed.held.main():
+        if held.stretch.start < fork <= held.end:
+            index = fork - 1 - held.stretch.start
+            envelope = folded.envelopes[held.stretch.piece, index]
+            assert isinstance(envelope, Envelope), (feed.key.hex(), fork)
+            return Link(feed.links[held.stretch.piece][index]), envelope.depth
+    return NO_LINK, 0
+
+
+def ended_rejects(party: bytes, feed: bytes, length: int, held: int, reason: str) -> Iterator[dict[str, Any]]:
+    """The rejects of a feed that ended before the block `length`, as a peer lists them."""
+    shared = {"party": party, "feed": feed, "position": -1, "item": None}
+    yield {**shared, "seq": length, "reason": str(Reason.INVALID), "detail": reason}
+    for seq in range(length + 1, min(held, length + AFTER_INVALID_LISTED_MAX)):
+        yield {**shared, "seq": seq, "reason": str(Reason.AFTER_INVALID), "detail": ""}

@@ -1,0 +1,262 @@
+"""order: how far every feed can be processed, and why no further. Data runs in; CUTS, TIMEFRAME, REJECTS, UNHELD out.
+
+    VERIFIED ──► hold         which pieces hang together, under a head; where feeds fork        (by party)
+             ──► look up      does the block that each dependency names exist, as it says?      (by named feed)
+             ──► walk         the first block of each branch that can't be delivered            (by party)
+             ──► rounds       cut where a block needs one beyond another cut, until none does
+             ──► judge        why each feed stops; what of it counts                            (by party)
+
+The cut is the greatest set of blocks in which every block's dependencies are. Hashes can't form a circle, so it is also
+what the kernel's orderer reaches by delivering one block after the other. A way from a block to the cause of its
+stopping enters each feed once at most: there are no more rounds than feeds, and mostly none or few.
+
+Nothing of a party's blocks passes through one task: dependencies travel as packed columns to the pieces that they name,
+and what the steps by party see is a few rows per piece.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from echostore.kernel.ids import FeedKey, PartyKey, feed_id
+from echostore.kernel.reasons import Reason
+from echostore.pipeline import schemas
+from echostore.pipeline.stages import asserted
+from echostore.pipeline.stages.bundles import BUNDLES, unbundled
+from echostore.pipeline.stages.by_party import Rows, as_frame, gathered, released, run_by_party
+from echostore.pipeline.stages.control import ControlTables, Limits
+from echostore.pipeline.stages.frames import frame_of, mapped
+from echostore.pipeline.stages.lookups import look_up
+from echostore.pipeline.stages.party_steps import Judging, holding, walking
+from echostore.pipeline.stages.planning import BUCKET_BITS, Before, Place, Plan, plan_pieces
+from echostore.pipeline.stages.rounds import cut_to_closure, stops_of
+from echostore.pipeline.stages.twigs import Row
+from echostore.pipeline.stages.verify import verify_runs
+
+LOOKUP_TASK_BLOCKS = 400_000
+"""Blocks whose dependencies one task looks up: some tens of megabytes of packed columns."""
+PARTY_TASK_PIECES = 20_000
+HERE_ROWS_MAX = 100_000
+"""Up to so many rows about pieces and whom they name are gathered on the driver: some 20 MB."""
+
+_NOT_OF_PIECES = ("names", "bucket", "seqs", "named_seqs", "named_links", "named_depths", "backwards")
+
+
+@dataclass(frozen=True, slots=True)
+class OrderTables:
+    """The tables of the order stage as DataFrames, and the plan they were made by. `close` frees what they hold."""
+
+    cuts: Any
+    timeframe: Any
+    rejects: Any
+    """Feeds that ended, as `party.rejected()` lists them, and the first block of each stretch that is not held."""
+    unheld: Any
+    branches: Any
+    """Stretches of other branches than the one that counts, held as evidence."""
+    plan: Plan
+    rounds: int
+    kept: tuple[Rows, ...]
+
+    def close(self) -> None:
+        for rows in self.kept:
+            released(rows)
+
+
+def order_blocks(
+    spark: Any,
+    lake_version: Any,
+    control: ControlTables,
+    parties: Collection[bytes] | None = None,
+    limits: Limits | None = None,
+    previous: Any = None,
+    here_rows_max: int = HERE_ROWS_MAX,
+) -> OrderTables:
+    """Order the data feeds that control admits. `previous` is the CUTS table of the last commit, as a DataFrame.
+
+    Feeds whose cut is now below the previous one (a fork that control does not know of) have fewer blocks than before.
+    """
+    lake = str(lake_version.lake.path)
+    admission = control.admission.filter("NOT control").select("party", "feed", "start", "end", "role").toArrow()
+    runs, unadmitted = _split(lake_version.runs(parties=_wanted(control, parties), control=False), admission)
+    width = int(spark.sparkContext.defaultParallelism)
+    plan = plan_pieces(
+        runs, before=_before(previous, limits or {}), limits=_limits(runs, limits or {}), tasks_min=2 * width
+    )
+    tasks = 0 if _rows_expected(plan) <= here_rows_max else max(width, len(plan.pieces) // PARTY_TASK_PIECES)
+    base = _base(spark, previous, plan)
+    base = base if tasks else gathered(base)
+
+    verified = verify_runs(spark, lake, plan.pieces).persist()
+    fresh = verified.filter("names IS NULL").drop(*_NOT_OF_PIECES)
+    holdings = run_by_party(spark, {"fresh": fresh, **_known(plan)}, holding, BUNDLES, tasks)
+    held = unbundled(holdings, "held", schemas.HELD)
+    held = held.persist() if tasks else held
+    named = _look_up(spark, lake, verified, held, control.targets, base, plan, width).persist()
+    ends = named.select("party", "feed", "piece", *Row._fields, "last_link")
+    ends = ends if tasks else gathered(ends)
+    twigs = run_by_party(spark, {"held": held, "named": ends, "base": base}, walking, schemas.TWIGS, tasks)
+    cuts, rounds = cut_to_closure(spark, named, held, twigs)
+    parts = {
+        "feed": runs.select(["party", "feed"]).group_by(["party", "feed"]).aggregate([]),
+        "held": held,
+        "twig": twigs,
+        "cut": cuts,
+        "stop": stops_of(spark, named, held, cuts),
+        "named": ends,
+        "base": base,
+        "admission": admission,
+    }
+    judged = run_by_party(spark, parts, Judging(lake), BUNDLES, tasks)
+    unheld = as_frame(spark, unbundled(holdings, "unheld", schemas.UNHELD)).unionByName(frame_of(spark, unadmitted))
+    rejects = as_frame(spark, unbundled(judged, "rejects", schemas.REJECTS))
+    return OrderTables(
+        cuts=as_frame(spark, unbundled(judged, "cuts", schemas.CUTS)),
+        timeframe=as_frame(spark, unbundled(judged, "timeframe", schemas.TIMEFRAME)),
+        rejects=rejects.unionByName(mapped(unheld, _as_rejects, schemas.REJECTS)),
+        unheld=unheld,
+        branches=as_frame(spark, held).filter("NOT main").select("party", "feed", "start", "end"),
+        plan=plan,
+        rounds=rounds,
+        kept=(verified, holdings, held, named, twigs, judged),
+    )
+
+
+# what is wanted
+
+
+def _wanted(control: ControlTables, parties: Collection[bytes] | None) -> list[bytes] | None:
+    if parties is None:
+        return None
+    asked = set(parties)
+    rows = control.parties.select("party", "root").toArrow().to_pylist()
+    return [row["party"] for row in rows if row["party"] in asked or row["root"] in asked]
+
+
+def _split(runs: pa.Table, admission: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """The runs of admitted feeds, and the others as rows of UNHELD."""
+    admitted = set(_places(admission))
+    known = np.array([place in admitted for place in _places(runs)], bool)
+    others = runs.filter(pa.array(~known)).select(["party", "feed", "control", "start", "end"])
+    count = len(others)
+    others = others.append_column("reason", pa.array([str(Reason.UNADMITTED)] * count, pa.string()))
+    others = others.append_column("detail", pa.array(["no credential admits this data feed"] * count, pa.string()))
+    return runs.filter(pa.array(known)), others.cast(schemas.UNHELD)
+
+
+def _places(rows: pa.Table) -> list[Place]:
+    return list(zip(rows["party"].to_pylist(), rows["feed"].to_pylist(), strict=True))
+
+
+def _before(previous: Any, limits: Limits) -> dict[Place, Before]:
+    """Where the last commit left the feeds; a moment of the past is read from the beginning."""
+    if previous is None:
+        return {}
+    rows = previous.filter("NOT control AND length > 0").select("party", "feed", "length", "link", "depth").toArrow()
+    return {
+        (row["party"], row["feed"]): Before(row["length"], row["link"], row["depth"])
+        for row in rows.to_pylist()
+        if row["party"] not in limits
+    }
+
+
+def _limits(runs: pa.Table, limits: Limits) -> Mapping[Place, int]:
+    return {
+        (party, feed): limits[PartyKey(party)].data.get(feed_id(FeedKey(feed)), 0)
+        for party, feed in (set(_places(runs)) if limits else ())
+        if party in limits
+    }
+
+
+def _rows_expected(plan: Plan) -> int:
+    """How many rows the steps by party may see: each piece can name each feed of its party."""
+    pieces = plan.pieces.group_by("party").aggregate([("piece", "count"), ("feed", "count_distinct")])
+    return int((pieces["piece_count"].to_numpy() * (1 + pieces["feed_count_distinct"].to_numpy())).sum())
+
+
+# what is known from the last commit
+
+
+def _known(plan: Plan) -> dict[str, pa.Table]:
+    """Old pieces, and where their feeds go on."""
+    old = plan.pieces.filter(plan.pieces["old"]).select(["party", "feed", "piece", "start", "end", "file", "row"])
+    places, before = [place for place, _ in plan.bases.values()], [at for _, at in plan.bases.values()]
+    base = _bases(plan).append_column("end", pa.array([at.length for at in before], pa.int64()))
+    base = base.append_column("last_link", pa.array([at.link for at in before], pa.binary()))
+    base = base.append_column("last_depth", pa.array([at.depth for at in before], pa.int64()))
+    assert len(base) == len(places), f"{len(base)} of {len(places)} feeds go on"
+    return {"old": old, "base": base}
+
+
+def _bases(plan: Plan) -> pa.Table:
+    places = [place for place, _ in plan.bases.values()]
+    columns = {
+        "party": pa.array([place[0] for place in places], pa.binary()),
+        "feed": pa.array([place[1] for place in places], pa.binary()),
+        "piece": pa.array(list(plan.bases), pa.int64()),
+    }
+    return pa.table(columns)
+
+
+def _base(spark: Any, previous: Any, plan: Plan) -> Rows:
+    """Of the feeds that go on: their first piece, and what they had said about others."""
+    bases = _bases(plan)
+    if previous is None or not plan.bases:
+        for name in asserted.COLUMNS:
+            bases = bases.append_column(name, pa.array([b""] * len(bases), pa.binary()))
+        return bases
+    columns = ("party", "feed", *asserted.COLUMNS)
+    return frame_of(spark, bases).join(previous.filter("NOT control").select(*columns), ["party", "feed"])
+
+
+def _look_up(
+    spark: Any, lake: str, verified: Any, held: Rows, control_targets: Any, base: Rows, plan: Plan, width: int
+) -> Any:
+    dependencies = verified.filter("names IS NOT NULL")
+    if plan.forked and plan.bases:
+        forked = frozenset((party, bytes(feed_id(FeedKey(feed)))) for party, feed in plan.forked)
+        again = mapped(as_frame(spark, base), asserted.AboutForked(forked), schemas.VERIFIED)
+        dependencies = dependencies.unionByName(again)
+    if isinstance(held, pa.Table):
+        targets = pa.Table.from_batches(_as_targets(iter(held.to_batches())), schemas.TARGETS)
+    else:
+        targets = mapped(held, _as_targets, schemas.TARGETS)
+    blocks = int((plan.pieces["end"].to_numpy() - plan.pieces["start"].to_numpy()).sum())
+    return look_up(
+        lake,
+        dependencies,
+        as_frame(spark, targets).unionByName(control_targets),
+        max(width, blocks // LOOKUP_TASK_BLOCKS),
+    )
+
+
+def _as_targets(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        rows = [
+            {
+                **{name: row[name] for name in ("party", "twig", "path", "start", "end", "file", "row")},
+                "names": feed_id(row["feed"]),
+                "bucket": row["start"] >> BUCKET_BITS,
+            }
+            for row in batch.to_pylist()
+        ]
+        yield pa.RecordBatch.from_pylist(rows, schemas.TARGETS)
+
+
+def _as_rejects(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """One reject per stretch that is not held, at its first block."""
+    for batch in batches:
+        rows = [
+            {
+                "party": row["party"],
+                "feed": feed_id(row["feed"]),
+                "seq": row["start"],
+                "position": -1,
+                "reason": row["reason"],
+                "detail": f"{row['detail']} ({row['end'] - row['start']} blocks)",
+            }
+            for row in batch.to_pylist()
+        ]
+        yield pa.RecordBatch.from_pylist(rows, schemas.REJECTS)

@@ -1,0 +1,469 @@
+"""The reducer of a bucket of items: operations and the states before -> the states after. Arrow in, Arrow out, no Spark.
+
+    plain changes ─┐             easy   property sets that only plain changes touched: by column
+    rest ──────────┼─► per item  other  everything else: by the kernel, one item at a time
+    states before ─┘             hard   not here: single operations are needed, which the combining has lost,
+                                        or who wrote them, or what was folded long ago
+
+A bucket holds whole items, of one party or of many: all operations of this run on each of them. It may be any set of
+items; batch and stream use it alike. Hard items come back in `hard` and nothing else is said of them. The caller reduces
+them again from single operations (`single=True`, with the writers), and those that are hard even then from their whole
+history, without a state before. Nothing is hard then.
+
+    hard                                   because
+    plain changes on what is not there,    each of them is a reject of its own
+    or is no property set
+    access rules                           they rule over single operations, by their writers
+    a late rule, an overtaken edit         what was folded before has to be folded again (`history`)
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from echostore.kernel.ids import FeedId, ItemId, PartyKey, Stamp
+from echostore.kernel.items.operations import GENESIS, PLACEMENT, Reject
+from echostore.kernel.items.record import ItemRecord
+from echostore.kernel.items.tree import TreeMove
+from echostore.kernel.models.factory import ModelFactory
+from echostore.kernel.models.property_set import PropertySet
+from echostore.pipeline.stages.asking import answer
+from echostore.pipeline.stages.bucket_results import Results
+from echostore.pipeline.stages.item_fold import (
+    Folded,
+    Given,
+    IdentityOf,
+    WriterAt,
+    fold_item,
+    given_plain,
+    given_rest,
+    restore_record,
+)
+from echostore.pipeline.stages.message_columns import columns_schema, read_columns, write_columns
+from echostore.pipeline.stages.operation_columns import (
+    KIND_GENESIS,
+    KIND_PLACEMENT,
+    KIND_PROPERTIES,
+    WANTED,
+    plain_geneses,
+)
+from echostore.pipeline.stages.property_columns import (
+    ITEM,
+    LAYER,
+    bytes_numbers,
+    combine,
+    decode_layers,
+    encode_layers,
+    item_halves,
+    item_ids,
+    join_layers,
+    layer_state,
+    split_states,
+    state_layer,
+)
+from echostore.wire.models import property_set
+
+_POSITION_MASK = 0xFFFF
+_PROPERTY_SET = (PropertySet.name, PropertySet.version)
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """What is to be reduced. The tables have a first column `party`, an index into `parties`; `previous` is
+    ITEM_STATES, at most one row per item."""
+
+    parties: list[PartyKey]
+    plain: pa.Table
+    rest: pa.Table
+    asked: pa.Table
+    previous: pa.Table
+
+
+@dataclass(frozen=True, slots=True)
+class Writers:
+    """Who wrote what, for items with access rules."""
+
+    role_at: dict[PartyKey, WriterAt]
+    identity_of: dict[PartyKey, IdentityOf]
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """What came of a bucket, each table with its schema; `states` has the changed items only."""
+
+    states: pa.Table
+    rejects: pa.Table
+    moves: pa.Table
+    hard: pa.Table
+    edges: pa.Table
+    blobs: pa.Table
+
+
+def reduce_bucket(
+    bucket: Bucket,
+    factory: ModelFactory,
+    *,
+    absent: Mapping[PartyKey, frozenset[ItemId]] | None = None,
+    writers: Writers | None = None,
+    history: bool = False,
+) -> Reduced:
+    """Fold a bucket. With `writers`, all operations are single ones and only the items that are asked for as WANTED are
+    folded, by the kernel; each that changed or does not exist has a row in the states then. With `history` they are folded
+    from nothing, and `previous` tells only who exists by now."""
+    out = Results(bucket.parties)
+    plain, rest, asked = _frame(bucket.plain), _frame(bucket.rest), _frame(bucket.asked)
+    before = _before(bucket)
+    if writers is None:
+        plain, rest = _fold_easy(plain, rest, before, bucket, out)
+    else:
+        wanted = asked.filter(pl.col("why") == WANTED).select(ITEM).unique()
+        rest = rest.join(wanted, on=ITEM, how="semi")
+        expected = wanted if history else wanted.join(before, on=ITEM, how="anti")
+        out.expect((key[0], _item(key)) for key in expected.iter_rows())
+    fold = _Fold(bucket, factory, absent or {}, writers, history)
+    hard = _fold_others(plain, rest, before, fold, out)
+    states = out.states()
+    after = _frame_of_states(states, bucket.parties)
+    lost = after.filter(pl.col("gone"))
+    existing = pl.concat([after.filter(~pl.col("gone")).select(*ITEM, "genesis_depth"), hard])
+    # In the second round the questions of the first would be asked again.
+    asked = asked.filter((pl.col("why") != WANTED) & (writers is None or history))
+    edges = answer(bucket.parties, asked, before.join(lost, on=ITEM, how="anti"), existing)
+    return Reduced(states, out.rejects(), out.moves(), out.hard(), edges, out.blobs())
+
+
+# What there was
+
+
+def _frame(table: pa.Table) -> pl.DataFrame:
+    found = pl.from_arrow(table)
+    assert isinstance(found, pl.DataFrame)
+    return found
+
+
+def _before(bucket: Bucket) -> pl.DataFrame:
+    """The items that existed: their key, model and row in `previous`."""
+    return _frame_of_states(bucket.previous, bucket.parties).filter(~pl.col("gone"))
+
+
+def _frame_of_states(states: pa.Table, parties: list[PartyKey]) -> pl.DataFrame:
+    creators, local = item_halves(states.column("item"))
+    codes = {party: code for code, party in enumerate(parties)}
+    return pl.DataFrame(
+        {
+            "party": np.array(
+                [codes[PartyKey(party)] for party in states.column("party").to_pylist()], dtype=np.uint32
+            ),
+            "creator": creators,
+            "local": local,
+            "gone": _frame(states.select(["gone"]))["gone"],
+            "model": _frame(states.select(["model"]))["model"],
+            "version": _frame(states.select(["version"]))["version"],
+            "guarded": _frame(states.select(["guarded"]))["guarded"],
+            "genesis_depth": _frame(states.select(["genesis_depth"]))["genesis_depth"],
+            "row": np.arange(states.num_rows, dtype=np.int64),
+        }
+    )
+
+
+# Easy items
+
+
+def _fold_easy(
+    plain: pl.DataFrame, rest: pl.DataFrame, before: pl.DataFrame, bucket: Bucket, out: Results
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Fold the easy items by column; returns what is left of the operations."""
+    geneses, others = rest.filter(pl.col("kind") == KIND_GENESIS), rest.filter(pl.col("kind") != KIND_GENESIS)
+    # Placements leave the state alone, and of other property operations only their own layer is left to the kernel.
+    simple = pl.col("kind").is_in([KIND_PROPERTIES, KIND_PLACEMENT])
+    difficult = others.filter(~simple)
+    # Made by one plain genesis of a property set and not there before, or a property set that was.
+    single = geneses.join(geneses.group_by(ITEM).len().filter(pl.col("len") == 1), on=ITEM, how="semi")
+    created = _created(single.join(before, on=ITEM, how="anti").join(difficult, on=ITEM, how="anti"))
+    is_plain = (pl.col("model") == _PROPERTY_SET[0]) & (pl.col("version") == _PROPERTY_SET[1]) & ~pl.col("guarded")
+    kept = before.filter(is_plain).join(pl.concat([geneses, difficult]), on=ITEM, how="anti")
+    kept = kept.join(pl.concat([plain.select(ITEM), others.select(ITEM)]), on=ITEM, how="semi")
+    easy = pl.concat([created.select(ITEM), kept.select(ITEM)])
+    if easy.is_empty():
+        return plain, rest
+    rows = plain.join(easy, on=ITEM, how="semi").with_columns(fresh=pl.lit(True))
+    singles = _decoded(others.join(easy, on=ITEM, how="semi"), bucket.parties, out)
+    heads = _heads(bucket.previous, kept)
+    layers = _fold_layers(rows, singles, split_states(_models(heads)))
+    stamps = [rows.select(*ITEM, "depth", "feed", "place"), singles.stamps, _last_stamps(kept, bucket.previous)]
+    _write_easy(pl.concat([created, heads.select(created.columns)]), layers, pl.concat(stamps), out)
+    return plain.join(easy, on=ITEM, how="anti"), rest.join(easy, on=ITEM, how="anti")
+
+
+@dataclass(frozen=True, slots=True)
+class _Singles:
+    """Operations on easy items that are no plain changes: by layer, and the stamps of all of them."""
+
+    by_layer: dict[tuple[Any, ...], list[Given]]
+    stamps: pl.DataFrame
+
+
+def _decoded(rest: pl.DataFrame, parties: list[PartyKey], out: Results) -> _Singles:
+    """Decode the few; placements are moves at once, since the item exists and nobody is kept from writing it."""
+    by_layer: dict[tuple[Any, ...], list[Given]] = defaultdict(list)
+    well_formed = []
+    columns = [*ITEM, "feed", "depth", "place", "time_ms", "operation"]
+    for code, creator, local, feed, depth, place, time_ms, operation in rest.select(columns).iter_rows():
+        party, stamp = parties[code], _stamp(depth, feed, place)
+        found = given_rest(party, stamp, time_ms, operation)
+        if isinstance(found, Reject):
+            out.add_reject(party, found, None)
+            continue
+        well_formed.append((code, creator, local, depth, feed, place))
+        if found.operation.field == PLACEMENT:
+            out.add_move(party, TreeMove(stamp, found.operation.item, *found.operation.body))
+        else:
+            by_layer[code, creator, local, False, feed].append(found)
+    names = [*ITEM, "depth", "feed", "place"]
+    return _Singles(by_layer, pl.DataFrame(well_formed, schema=rest.select(names).schema, orient="row"))
+
+
+def _fold_layers(rows: pl.DataFrame, singles: _Singles, before: pl.DataFrame) -> pl.DataFrame:
+    """All layers after this run, as their bytes (LAYER and `layer`). Layers that nobody wrote to pass as they are."""
+    keys = pl.DataFrame(list(singles.by_layer), schema=rows.select(LAYER).schema, orient="row")
+    odd = keys
+    written = before.join(pl.concat([rows.select(LAYER), keys]), on=LAYER, how="semi")
+    parts = [before.join(written, on=LAYER, how="anti")]
+    if written.height:
+        from_states, more = decode_layers(written)
+        odd = pl.concat([odd, more]).unique()
+        rows = pl.concat([from_states.join(odd, on=LAYER, how="anti"), rows.select(from_states.columns)])
+    by_kernel = rows.join(odd, on=LAYER, how="semi") if odd.height else rows.clear()
+    if odd.height:
+        rows = rows.join(odd, on=LAYER, how="anti")
+    parts.append(encode_layers(combine(rows)).select(before.columns))
+    if odd.height:
+        known = {key[:5]: key[5] for key in written.select(*LAYER, "layer").iter_rows()}
+        parts.append(_fold_odd_layers(odd, by_kernel, singles, known, before.schema))
+    return pl.concat(parts)
+
+
+def _fold_odd_layers(
+    odd: pl.DataFrame, rows: pl.DataFrame, singles: _Singles, known: dict[Any, bytes], schema: pl.Schema
+) -> pl.DataFrame:
+    """Layers that hold increments, elements of sets, or what an undo put back: by the kernel's property set."""
+    given: dict[tuple[Any, ...], list[Given]] = {key: list(singles.by_layer.get(key, ())) for key in odd.iter_rows()}
+    columns = [*LAYER, "depth", "place", "change", "path", "value"]
+    for row in rows.select(columns).iter_rows():
+        key, (depth, place, change, path, value) = row[:5], row[5:]
+        stamp, item = _stamp(depth, key[4], place), _item((key[0], key[1], key[2]))
+        given[key].append(given_plain(item, stamp, change, path, value, metadata=key[3]))
+    made = []
+    for key, operations in given.items():
+        item = _item((key[0], key[1], key[2]))
+        before = known.get(key)
+        model = PropertySet(item) if before is None else property_set.decode_state(item, layer_state(before))
+        for stamp, _, time_ms, operation in sorted(operations, key=lambda one: (one.stamp, one.order)):
+            model.apply(operation.body, stamp, time_ms)
+        if model.layers:
+            made.append((*key, state_layer(property_set.encode_state(model))))
+    return pl.DataFrame(made, schema=schema, orient="row")
+
+
+_GENESIS_FIELDS = ("model", "version", "type", "parent", "forked_from")
+
+
+def _created(geneses: pl.DataFrame) -> pl.DataFrame:
+    """The plain geneses among these, of property sets: ITEM, what the genesis said, and its depth."""
+    operations = read_columns("Operation", geneses["operation"].to_arrow().cast(pa.binary()))
+    fits = plain_geneses(operations)
+    found = operations.column("genesis")
+    columns = {name: pl.from_arrow(found.field(name)) for name in _GENESIS_FIELDS}
+    created = geneses.select(ITEM).with_columns(
+        **columns,  # type: ignore[arg-type]  # names are columns
+        genesis_depth=geneses["depth"],
+        link_source=pl.lit(b""),
+        link_target=pl.lit(b""),
+        link_party=pl.lit(b""),
+        inception_key=pl.lit(b""),
+        id_proof=pl.lit(b""),
+    )
+    return created.filter(
+        pl.Series(fits) & (pl.col("model") == _PROPERTY_SET[0]) & (pl.col("version") == _PROPERTY_SET[1])
+    )
+
+
+def _heads(previous: pa.Table, kept: pl.DataFrame) -> pl.DataFrame:
+    """The item states of kept items as columns."""
+    data = previous.column("state").take(pa.array(kept["row"].to_numpy()))
+    columns = read_columns("ItemState", pa.concat_arrays(data.chunks) if data.num_chunks else pa.array([], pa.binary()))
+    found = pl.from_arrow(columns.drop_columns(["item", "state_cids", "access"]))
+    assert isinstance(found, pl.DataFrame)
+    return pl.concat([kept.select(ITEM), found], how="horizontal")
+
+
+def _models(heads: pl.DataFrame) -> pl.DataFrame:
+    """Both property sets of each item: its own and its metadata."""
+    both = [
+        heads.select(*ITEM, metadata=pl.lit(metadata), data=name)
+        for metadata, name in ((False, "state"), (True, "metadata"))
+    ]
+    return pl.concat(both)
+
+
+def _write_easy(heads: pl.DataFrame, layers: pl.DataFrame, stamps: pl.DataFrame, out: Results) -> None:
+    encoded = join_layers(layers)
+    last = stamps.sort("depth", "feed", "place").group_by(ITEM).last()
+    last = last.select(*ITEM, last_depth="depth", last_feed="feed", last_place="place")
+    heads = heads.join(last, on=ITEM, how="left", maintain_order="left")
+    for metadata, name in ((False, "state"), (True, "metadata")):
+        part = encoded.filter(pl.col("metadata") == metadata).select(*ITEM, pl.col("data").alias(name))
+        heads = heads.join(part, on=ITEM, how="left", maintain_order="left").with_columns(pl.col(name).fill_null(b""))
+    items = item_ids(heads["creator"].to_numpy(), heads["local"].to_numpy())
+    schema = columns_schema("ItemState")
+    columns = []
+    for field in schema:
+        if field.name == "item":
+            columns.append(pa.array(items, pa.binary()))
+        elif field.name in ("state_cids", "access"):
+            columns.append(
+                pa.ListArray.from_arrays(
+                    pa.array(np.zeros(len(items) + 1, dtype=np.int32)), pa.array([], pa.binary()), type=field.type
+                )
+            )
+        else:
+            columns.append(heads[field.name].to_arrow().cast(field.type))
+    states = write_columns("ItemState", pa.record_batch(columns, schema=schema))
+    out.add_easy(heads, items, states)
+
+
+def _last_stamps(kept: pl.DataFrame, previous: pa.Table) -> pl.DataFrame:
+    """The highest stamps of kept items so far."""
+    names = ["last_depth", "last_feed", "last_seq", "last_position"]
+    last = _frame(previous.select(names).take(pa.array(kept["row"].to_numpy())))
+    found = pl.concat([kept.select(ITEM), last], how="horizontal").filter(pl.col("last_depth").is_not_null())
+    return found.select(
+        *ITEM,
+        depth=pl.col("last_depth").cast(pl.UInt64),
+        feed=pl.Series(bytes_numbers(found["last_feed"].to_arrow().cast(pa.binary()))),
+        place=pl.col("last_seq").cast(pl.UInt64) * 65536 + pl.col("last_position").cast(pl.UInt64),
+    )
+
+
+# All other items
+
+
+@dataclass(frozen=True, slots=True)
+class _Fold:
+    """What folding by the kernel needs to know."""
+
+    bucket: Bucket
+    factory: ModelFactory
+    absent: Mapping[PartyKey, frozenset[ItemId]]
+    writers: Writers | None
+    history: bool
+
+    def item(self, key: "_Key", previous: ItemRecord | None, given: list[Given]) -> Folded:
+        party = self.bucket.parties[key[0]]
+        return fold_item(
+            party,
+            _item(key),
+            self.factory,
+            previous=previous,
+            given=given,
+            absent=self.absent.get(party, frozenset()),
+            writer_at=None if self.writers is None else self.writers.role_at[party],
+            identity_of=_nobody if self.writers is None else self.writers.identity_of[party],
+        )
+
+
+def _nobody(feed: FeedId) -> None:
+    """Who a feed belongs to, where nobody asks."""
+
+
+def _item(key: "_Key") -> ItemId:
+    return ItemId(key[1].to_bytes(8, "big") + key[2].to_bytes(8, "big"))
+
+
+def _fold_others(
+    plain: pl.DataFrame, rest: pl.DataFrame, before: pl.DataFrame, fold: _Fold, out: Results
+) -> pl.DataFrame:
+    """Fold by the kernel; returns the hard items that exist all the same, with their genesis's depth."""
+    bucket = fold.bucket
+    existing: list[tuple[int, int, int, int]] = []
+    given, refused = _given(plain, rest, bucket.parties)
+    rows = {(party, creator, local): row for party, creator, local, row in before.select(*ITEM, "row").iter_rows()}
+    plain_items = set(plain.filter(~pl.col("metadata")).select(ITEM).unique().iter_rows())
+    metadata_items = set(plain.filter(pl.col("metadata")).select(ITEM).unique().iter_rows())
+    for key, operations in given.items():
+        party, item = bucket.parties[key[0]], _item(key)
+        row = rows.get(key)
+        previous = None if row is None or fold.history else _restored(bucket.previous, row, fold.factory)
+        folded = fold.item(key, previous, operations)
+        hard = fold.writers is None and _is_hard(folded, key in plain_items, key in metadata_items)
+        if not hard and not folded.late:
+            out.add_folded(party, item, folded)
+            continue
+        out.add_hard(party, item, history=folded.late)
+        depth = _genesis_depth(folded, previous, operations)
+        if depth is not None:
+            existing.append((*key, depth))
+    for key, rejects in refused.items():
+        for reject in rejects:
+            out.add_reject(bucket.parties[key[0]], reject, None)
+    schema = {"party": pl.UInt32, "creator": pl.UInt64, "local": pl.UInt64, "genesis_depth": pl.Int64}
+    return pl.DataFrame(existing, schema=schema, orient="row")
+
+
+def _genesis_depth(folded: Folded, previous: ItemRecord | None, operations: list[Given]) -> int | None:
+    """When a hard item was created; None when it was not."""
+    record = folded.record or previous
+    if record is not None:
+        return record.genesis.depth
+    return min((one.stamp.depth for one in operations if one.operation.field == GENESIS), default=None)
+
+
+def _is_hard(folded: Folded, plain: bool, metadata: bool) -> bool:
+    """Whether single operations are needed: combined ones would be rejects, or rules decide over them."""
+    if folded.ruled:
+        return True
+    if folded.record is None:
+        return plain or metadata
+    genesis = folded.record.genesis
+    return plain and (genesis.model, genesis.version) != _PROPERTY_SET
+
+
+_Key = tuple[int, int, int]
+
+
+def _given(
+    plain: pl.DataFrame, rest: pl.DataFrame, parties: list[PartyKey]
+) -> tuple[dict[_Key, list[Given]], dict[_Key, list[Reject]]]:
+    """The operations of each item as the kernel's, and messages that are refused."""
+    given: dict[_Key, list[Given]] = defaultdict(list)
+    refused: dict[_Key, list[Reject]] = defaultdict(list)
+    columns = [*ITEM, "metadata", "feed", "depth", "place", "change", "path", "value"]
+    for party, creator, local, metadata, feed, depth, place, change, path, value in plain.select(columns).iter_rows():
+        item = _item((party, creator, local))
+        stamp = _stamp(depth, feed, place)
+        given[party, creator, local].append(given_plain(item, stamp, change, path, value, metadata=metadata))
+    columns = [*ITEM, "feed", "depth", "place", "time_ms", "operation"]
+    for party, creator, local, feed, depth, place, time_ms, operation in rest.select(columns).iter_rows():
+        found = given_rest(parties[party], _stamp(depth, feed, place), time_ms, operation)
+        if isinstance(found, Reject):
+            refused[party, creator, local].append(found)
+        else:
+            given[party, creator, local].append(found)
+    return given, refused
+
+
+def _stamp(depth: int, feed: int, place: int) -> Stamp:
+    return Stamp(depth, FeedId(feed.to_bytes(8, "big")), place >> 16, place & _POSITION_MASK)
+
+
+def _restored(previous: pa.Table, row: int, factory: ModelFactory) -> ItemRecord:
+    kept = previous.slice(row, 1).to_pylist()[0]
+    last = None
+    if kept["last_depth"] is not None:
+        last = Stamp(kept["last_depth"], FeedId(kept["last_feed"]), kept["last_seq"], kept["last_position"])
+    return restore_record(kept["state"], kept["native"], last, factory)
