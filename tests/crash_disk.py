@@ -7,6 +7,7 @@ What a crash may leave of the writes since a file's last sync is chosen by a `Su
 some 512-byte sectors of each. What was synced is always there. A file that was never synced may be missing.
 """
 
+import hashlib
 import random
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
@@ -83,7 +84,20 @@ class Disk:
     @staticmethod
     def after(log: Iterable[Event], survivors: Survivors, seed: object) -> "Disk":
         """The disk that a power cut after `log` leaves."""
-        return Disk(files=surviving_files(log, survivors, random.Random(repr((survivors, seed)))))
+        return Disk.left_by(PowerCut(log), survivors, seed)
+
+    @staticmethod
+    def left_by(cut: "PowerCut", survivors: Survivors, seed: object) -> "Disk":
+        """The same, of a record that was read once for many seeds."""
+        return Disk(files=cut.survivors(survivors, random.Random(repr((survivors, seed)))))
+
+    def fingerprint(self) -> bytes:
+        """Equal for disks with equal files: what one of them does, the other does too."""
+        told = hashlib.sha256()
+        for name, content in sorted(self.files.items()):
+            told.update(b"%s %d " % (name.encode(), len(content)))
+            told.update(content)
+        return told.digest()
 
     def mark(self, value: Any) -> None:
         self.log.append(Mark(value))
@@ -120,45 +134,51 @@ def apply(files: dict[str, bytearray], event: Event) -> None:
             pass
 
 
-def surviving_files(log: Iterable[Event], survivors: Survivors, chance: random.Random) -> dict[str, bytearray]:
-    events = list(log)
-    synced_until: dict[str, int] = {}
-    for number, event in enumerate(events):
-        if isinstance(event, Sync | Delete):
-            synced_until[event.file] = number
-    files: dict[str, bytearray] = {}
-    unsynced = [
-        number
-        for number, event in enumerate(events)
-        if isinstance(event, Write | Truncate) and number > synced_until.get(event.file, -1)
-    ]
-    last = set(unsynced[-1:])
-    for number, event in enumerate(events):
-        if number not in unsynced or not isinstance(event, Write | Truncate):
-            apply(files, event)
-            continue
-        match survivors:
-            case Survivors.NONE:
-                keep = False
-            case Survivors.ALL:
-                keep = True
-            case Survivors.LAST:
-                keep = number in last
-            case Survivors.SOME | Survivors.OTHERS:
-                keep = chance.random() < 0.5
-            case Survivors.TORN | Survivors.TORN_MORE | Survivors.GARBAGE:
-                keep = False
-                if isinstance(event, Truncate):
+class PowerCut:
+    """A record that ends in a power cut: what was synced by then, and the writes that may be lost."""
+
+    def __init__(self, log: Iterable[Event]) -> None:
+        events = list(log)
+        synced_until = {event.file: number for number, event in enumerate(events) if isinstance(event, Sync | Delete)}
+        self._synced: dict[str, bytearray] = {}
+        self._unsynced: list[Write | Truncate] = []
+        for number, event in enumerate(events):
+            if isinstance(event, Write | Truncate) and number > synced_until.get(event.file, -1):
+                self._unsynced.append(event)
+            else:
+                apply(self._synced, event)
+
+    def survivors(self, rule: Survivors, chance: random.Random) -> dict[str, bytearray]:
+        """The files that the cut leaves when the rule decides over the unsynced writes."""
+        files = {name: bytearray(content) for name, content in self._synced.items()}
+        for number, event in enumerate(self._unsynced):
+            match rule:
+                case Survivors.NONE:
+                    keep = False
+                case Survivors.ALL:
+                    keep = True
+                case Survivors.LAST:
+                    keep = number == len(self._unsynced) - 1
+                case Survivors.SOME | Survivors.OTHERS:
                     keep = chance.random() < 0.5
-                else:
-                    for piece in _sectors(event):
-                        if chance.random() < 0.6:
-                            apply(files, piece)
-                        elif survivors is Survivors.GARBAGE:
-                            apply(files, Write(piece.file, piece.offset, chance.randbytes(len(piece.data))))
-        if keep:
-            apply(files, event)
-    return files
+                case Survivors.TORN | Survivors.TORN_MORE | Survivors.GARBAGE:
+                    keep = False
+                    if isinstance(event, Truncate):
+                        keep = chance.random() < 0.5
+                    else:
+                        _tear(files, event, chance, garbage=rule is Survivors.GARBAGE)
+            if keep:
+                apply(files, event)
+        return files
+
+
+def _tear(files: dict[str, bytearray], write: Write, chance: random.Random, *, garbage: bool) -> None:
+    """Some sectors of a write reach the disk, the others stay as they were or become garbage."""
+    for piece in _sectors(write):
+        if chance.random() < 0.6:
+            apply(files, piece)
+        elif garbage:
+            apply(files, Write(piece.file, piece.offset, chance.randbytes(len(piece.data))))
 
 
 def _sectors(write: Write) -> Iterator[Write]:

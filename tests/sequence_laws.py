@@ -97,7 +97,7 @@ def check_exclusion(kind: Kind, steps: list[Step], seed: int) -> None:
     kind.edit(clean, 0, 1, 1)
     again = clean.seal()
     if again is not None:
-        model.apply(again, victim.stamp, 0)
+        model.apply(again, story.stamp_after(victim.writer), 0)
         assert story.state(model) == story.state(clean)
 
 

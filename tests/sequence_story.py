@@ -81,7 +81,13 @@ class Story:
         message = self.kind.codec.encode_operation(sealed).SerializeToString()
         past = tuple(replica.delivered)
         replica.delivered[who] += 1
-        self.written[who].append(Written(who, len(self.written[who]), message, past, replica.depth))
+        written = Written(who, len(self.written[who]), message, past, replica.depth)
+        replica.model.stamped(written.stamp)
+        self.written[who].append(written)
+
+    def stamp_after(self, writer: int) -> Stamp:
+        """The place of an operation whose writer has everything."""
+        return Stamp(1 + max(operation.depth for operation in self.all()), FEEDS[writer], len(self.all()), 0)
 
     def deliver(self, who: int, choice: int, count: int) -> None:
         """Up to `count` operations that may come next, in one batch or alone."""

@@ -69,6 +69,18 @@ def test_moving_naming_and_deleting_are_writes_too(circle: Circle) -> None:
     assert circle.party("cat").create(parent=mine).parent == mine, "what hangs below is not meant"
 
 
+@pytest.mark.parametrize("model", ["text", "growable-array"])
+def test_an_edit_made_before_a_rule_of_the_same_batch_counts(circle: Circle, model: str) -> None:
+    item = circle.party("cat").create(model)
+    write = ("insert", 0, "x") if model == "text" else ("append", 1)
+    with circle.party("cat").batch():
+        getattr(item, write[0])(*write[1:])
+        item.restrict(roles=["admin"])
+    circle.meet_all()
+    circle.agree_after_loss()
+    assert len(circle.get("ann", item)) == 1
+
+
 def test_lifting_a_rule_lets_everybody_write_again(circle: Circle) -> None:
     item = circle.party("ann").create(n=1)
     item.restrict(roles=["admin"])

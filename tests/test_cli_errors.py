@@ -201,7 +201,9 @@ def test_a_file_of_garbage_breaks_one_party_and_not_the_others(tmp_path: Path) -
     assert done.status == 6
     assert json.loads(done.err)["error"]["code"] == "E-CORRUPT"
     assert cli("item", "tree", "--party", "@Whole").ok().out == "Whole\n"
-    status = cli("status", "--json").ok().json()
+    told = cli("status", "--json")
+    assert told.status == 6
+    status = told.json()
     assert [("error" in party) for party in sorted(status["parties"], key=lambda party: party["title"])] == [
         True,
         False,

@@ -358,6 +358,51 @@ def test_a_view_is_signed_by_its_inception_key_for_this_party_and_genesis() -> N
         assert (bad.field, bad.body[0]) == (REFUSED, Reason.BAD_PROOF)
 
 
+def test_the_proof_of_a_view_does_not_depend_on_how_the_genesis_is_encoded() -> None:
+    """Protobuf takes fields in any order, twice, and numbers in more bytes than they need: one meaning, one verdict."""
+    key = SigningKey.from_seed(b"s" * 32)
+    genesis = view(PARTY, key)
+    parts = {
+        "model": b"\x0a\x0cproperty-set",
+        "version": b"\x10\x81\x80\x00",  # 1 in three bytes
+        "type": b"\x1a\x05board",
+        "key": b"\x32\x22\x0a\x20" + key.public,
+        "proof": b"\x32\x42\x12\x40" + genesis.view.id_proof,  # the same field once more: protobuf merges them
+    }
+    for order in (list(parts), list(reversed(parts)), ["proof", "type", "model", "key", "version"]):
+        raw = b"".join(parts[name] for name in order)
+        assert raw != genesis.SerializeToString()
+        body = pb.Message(depth=7).SerializeToString()
+        operation = b"\x1a" + bytes([len(raw) & 127 | 128, len(raw) >> 7]) + raw
+        payload = body + b"\x3a" + bytes([len(operation) & 127 | 128, len(operation) >> 7]) + operation
+        envelope = decode_envelope(payload, DATA)
+        assert isinstance(envelope, Envelope), envelope
+        (read,) = decode_operations(envelope.body, party=PARTY, feed=FEED, seq=4)
+        assert (read.field, read.body.inception_key) == (GENESIS, key.public)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda genesis: setattr(genesis, "model", "property-setb"),
+        lambda genesis: setattr(genesis, "version", 2),
+        lambda genesis: setattr(genesis, "parent", ITEM),
+        lambda genesis: setattr(genesis, "forked_from", ITEM),
+        lambda genesis: genesis.link.CopyFrom(pb.LinkEnds(source=ITEM, target=ITEM)),
+        lambda genesis: genesis.MergeFromString(UNKNOWN),
+        lambda genesis: genesis.view.MergeFromString(UNKNOWN),
+        lambda genesis: genesis.view.MergeFromString(b"\xa3\x01\x08\x01\xa4\x01"),  # a group
+    ],
+)
+def test_the_proof_of_a_view_covers_all_that_its_genesis_says(change: Any) -> None:
+    key = SigningKey.from_seed(b"s" * 32)
+    genesis = view(PARTY, key)
+    change(genesis)
+    assert decode(pb.Operation(genesis=genesis)).field == REFUSED
+    genesis.view.id_proof = sign_view(PARTY, genesis, key)
+    assert decode(pb.Operation(genesis=genesis)).field == GENESIS
+
+
 def test_the_proof_of_a_view_covers_fields_that_we_do_not_know() -> None:
     key = SigningKey.from_seed(b"s" * 32)
     newer = pb.Genesis.FromString(

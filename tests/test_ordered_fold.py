@@ -1,6 +1,7 @@
 """Models of an application's own: folded in canonical order, kept whole when unknown, and alone when they fail."""
 
 import random
+import sys
 from typing import Any, ClassVar
 
 import pytest
@@ -11,10 +12,12 @@ from echostore.kernel.errors import Corrupt, ModelFailed, UsageError
 from echostore.kernel.ids import FeedId, Stamp, item_id
 from echostore.kernel.items.record import Genesis, ItemRecord
 from echostore.kernel.limits import VALUE_BYTES_MAX
+from echostore.kernel.models import step_budget
 from echostore.kernel.models.base import OperationRefused
 from echostore.kernel.models.factory import ModelFactory
 from echostore.kernel.models.ordered_fold import CommutingFold, OrderedFold
 from echostore.kernel.models.property_set import PropertySet
+from echostore.kernel.models.step_budget import OutOfSteps, StepBudget
 from echostore.kernel.reasons import Reason
 from echostore.wire.items import decode_model, decode_record, encode_model, encode_record
 from echostore.wire.values import value_bytes, value_from_bytes
@@ -241,6 +244,131 @@ def test_a_commuting_model_refuses_one_operation_at_a_time() -> None:
             model.apply(operation, Stamp(2, FEEDS[0], 1, 0), 0)
         assert caught.value.reason is reason
     assert model.value() == {"a": 1}
+
+
+class Looper:
+    """Told to, it never comes back, wherever it is asked."""
+
+    name: ClassVar[str] = "looper"
+    version: ClassVar[int] = 1
+    applied: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def apply(self, operation: Any, stamp: Stamp) -> None:
+        type(self).applied += 1
+        self.told.append(operation)
+        if operation == "loop":
+            self._loop()
+        if operation == "recursion":
+            self.apply(operation, stamp)
+
+    def value(self) -> Any:
+        return self._loop() if "loop in value" in self.told else len(self.told)
+
+    def _loop(self) -> Any:
+        while True:
+            try:
+                self.told = list(self.told)
+            except Exception:  # noqa: BLE001  # such models exist
+                continue
+
+
+class CommutingLooper(Looper):
+    name: ClassVar[str] = "commuting-looper"
+    commutes: ClassVar[bool] = True
+
+    def snapshot(self) -> Any:
+        if "loop in snapshot" in self.told:
+            self._loop()
+        return self if "unwritable" in self.told else sorted(self.told)
+
+    def restore(self, state: Any) -> None:
+        if "loop in restore" in state:
+            self._loop()
+        self.told = list(state)
+
+
+@pytest.fixture
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_budget, "STEPS_MAX", 5000)
+
+
+@pytest.mark.parametrize("word", ["loop", "recursion", "loop in value"])
+@pytest.mark.usefixtures("few_steps")
+def test_a_model_that_does_not_come_back_takes_its_item_out_alone(word: str) -> None:
+    models = factory(Looper)
+    bad, good = (models.create("looper", 1, ITEM) for _ in range(2))
+    stamps = [Stamp(1 + seq, FEEDS[0], seq, 0) for seq in range(3)]
+    bad.apply(value_bytes(word), stamps[1], 0)
+    for fold in (bad, good):
+        fold.apply(value_bytes("a"), stamps[2], 0)
+    data = encode_model(bad)
+    for _ in range(2):
+        with pytest.raises(ModelFailed, match=r"looper@1 .*(more than 5000 steps|RecursionError)"):
+            bad.value()
+    assert encode_model(bad) == data, "its operations are kept"
+    assert good.value() == 1
+    Looper.applied = 0
+    with pytest.raises(ModelFailed):
+        bad.value()
+    assert Looper.applied == 0, "what failed is not tried again"
+    bad.apply(value_bytes("b"), stamps[0], 0)
+    with pytest.raises(ModelFailed):
+        bad.value()
+    assert Looper.applied or word == "loop in value", "an operation before it might have changed that"
+
+
+@pytest.mark.usefixtures("few_steps")
+def test_the_budget_is_that_of_one_operation_and_steps_are_counted_the_same_each_time() -> None:
+    models = factory(Looper)
+    fold = models.create("looper", 1, ITEM)
+    for seq in range(3000):
+        fold.apply(value_bytes("a"), Stamp(1 + seq, FEEDS[0], seq, 0), 0)
+    assert fold.value() == 3000
+    counts = set()
+    for _ in range(3):
+        with pytest.raises(OutOfSteps), StepBudget():
+            Looper().apply("loop", Stamp(1, FEEDS[0], 0, 0))
+        budget = StepBudget()
+        with budget:
+            Looper().apply("a", Stamp(1, FEEDS[0], 0, 0))
+        counts.add(budget._left)
+    assert len(counts) == 1
+    assert sys.gettrace() is None
+
+
+@pytest.mark.usefixtures("few_steps")
+def test_a_commuting_model_that_loops_is_refused_one_operation() -> None:
+    fold = factory(CommutingLooper).create("commuting-looper", 1, ITEM)
+    with pytest.raises(OperationRefused) as caught:
+        fold.apply(value_bytes("loop"), Stamp(1, FEEDS[0], 0, 0), 0)
+    assert caught.value.reason is Reason.MODEL_FAILED
+    fold.apply(value_bytes("a"), Stamp(2, FEEDS[0], 1, 0), 0)
+    assert fold.value() == 2
+
+
+@pytest.mark.parametrize("word", ["loop in snapshot", "unwritable", "loop in restore"])
+@pytest.mark.usefixtures("few_steps")
+def test_a_commuting_model_that_can_not_write_or_read_its_snapshot_is_out_and_its_record_is_written(word: str) -> None:
+    models = factory(CommutingLooper)
+    fold = models.create("commuting-looper", 1, ITEM)
+    fold.apply(value_bytes(word), Stamp(1, FEEDS[0], 0, 0), 0)
+    data = encode_model(fold)
+    if word != "loop in restore":
+        with pytest.raises(ModelFailed):
+            fold.state()
+    loaded = decode_model(models, "commuting-looper", 1, ITEM, data)
+    assert isinstance(loaded, CommutingFold)
+    for ask in (loaded.value, loaded.state):
+        with pytest.raises(ModelFailed, match="commuting-looper@1"):
+            ask()
+    with pytest.raises(OperationRefused) as caught:
+        loaded.apply(value_bytes("a"), Stamp(2, FEEDS[0], 1, 0), 0)
+    assert caught.value.reason is Reason.MODEL_FAILED
+    assert encode_model(loaded) == b""
+    assert encode_model(models.create("commuting-looper", 1, ITEM)) != b"", "an empty state is another thing"
 
 
 def test_a_snapshot_larger_than_a_property_can_be_loaded_again() -> None:

@@ -108,6 +108,82 @@ def test_a_feed_that_is_admitted_meanwhile_waits_for_the_end_of_the_pause(circle
     assert circle.party("bob").has(made.id)
 
 
+# what others have processed
+
+
+def elsewhere(circle: Circle, name: str, other: str) -> dict[bytes, tuple[int, int]]:
+    """What a peer knows of another one: per feed, blocks held and processed there."""
+    device = circle.peers[other].device
+    return {
+        feed.key: (told.held, told.processed)
+        for feed in circle.party(name).status.feeds
+        for told in feed.others
+        if told.device == device
+    }
+
+
+def own_data(circle: Circle, name: str) -> bytes:
+    return next(feed.key for feed in circle.party(name).status.feeds if feed.own and feed.kind == "data")
+
+
+def test_a_peer_learns_what_another_holds_and_what_it_has_processed(circle: Circle) -> None:
+    item = circle.party("ann").create(type="note", n=1)
+    circle.meet_all()
+    feed = own_data(circle, "ann")
+    length = {status.key: status.held for status in circle.party("ann").status.feeds}[feed]
+    assert elsewhere(circle, "ann", "bob")[feed] == (length, length)
+    circle.party("bob").pause()
+    item["n"] = 2
+    circle.party("ann").flush()
+    joined = link(circle.peers["ann"], circle.peers["bob"], circle.key).pump()
+    assert elsewhere(circle, "ann", "bob")[feed] == (length + 1, length), "held, and not processed"
+    circle.peers["bob"].resume_party(circle.key)
+    joined.pump()
+    assert elsewhere(circle, "ann", "bob")[feed] == (length + 1, length + 1)
+    circle.get("bob", item)["n"] = 3
+    circle.party("bob").flush()
+    joined.pump()
+    theirs = own_data(circle, "bob")
+    assert elsewhere(circle, "bob", "ann")[theirs] == elsewhere(circle, "ann", "bob")[theirs]
+    assert elsewhere(circle, "bob", "ann")[theirs][1] > 0
+    joined.cut()
+
+
+def test_a_new_connection_tells_what_was_processed_before_it(circle: Circle) -> None:
+    circle.party("ann").create(type="note", n=1)
+    circle.meet_all()
+    feed = own_data(circle, "ann")
+    before = elsewhere(circle, "ann", "bob")[feed]
+    circle.restart("ann")
+    assert elsewhere(circle, "ann", "bob") == {}, "what others said is not kept over a restart"
+    circle.meet("ann", "bob")
+    assert elsewhere(circle, "ann", "bob")[feed] == before
+    assert before[0] == before[1]
+
+
+def test_a_block_that_waits_is_held_and_processed_when_its_cause_comes(tmp_path: Path) -> None:
+    """The feed that is processed is not the one that arrives: its news come by themselves."""
+    with Circle(tmp_path, "ann", "bob", "cat") as circle:
+        first = circle.party("ann").create(type="note", n=1)
+        circle.party("ann").flush()
+        circle.meet("ann", "cat")
+        circle.get("cat", first)["n"] = 2  # cat's message names ann's, which bob lacks
+        circle.party("cat").flush()
+        # Bob gets cat's feed alone, over a port that keeps ann's back.
+        cats = own_data(circle, "cat")
+        bob, cat = circle.party("bob"), circle.party("cat")
+        start = bob.runtime.feeds.length(cats)
+        found = cat.sync_port.read(cats, start, 100, 1 << 20, cat.runtime.feeds.feed(cats).last_link)
+        assert found is not None
+        bob.sync_port.ingest(cats, "data", start, found[0], found[1])
+        assert bob.sync_port.processed_length(cats) == start
+        heard: list[tuple[bytes, int]] = []
+        stop = bob.sync_port.on_grow(lambda key, length: heard.append((key, bob.sync_port.processed_length(key))))
+        circle.meet("ann", "bob")
+        stop()
+        assert (cats, start + 1) in heard
+
+
 # closed
 
 

@@ -870,6 +870,80 @@ def test_twenty_thousand_attests_fold_in_a_couple_of_seconds() -> None:
     assert len(machine.attests) == 20_000
 
 
+# --- what a member can make others compute -------------------------------------------------------------------------
+
+
+def folds_for(story: Story, writer: str, said: list[Assertion]) -> int:
+    """How often the machine folds anew while a member says these things one by one, seeing nobody else's last acts."""
+    base = story.messages[-1]
+    machine = story.machine()
+    machine.admission()
+    before = machine.folds
+    for each in said:
+        machine.receive(story.say(writer, each, sees=[base]))
+        machine.admission()
+    assert facts(machine) == facts(story.machine())
+    against_reference(machine, story.messages)
+    return machine.folds - before
+
+
+@pytest.mark.parametrize("role", [Role.READER, Role.EDITOR])
+def test_refused_removals_of_a_member_without_authority_fold_nothing_anew(role: Role) -> None:
+    story = team("bob", "cyd")
+    story.say("ann", *story.join("eve", role))
+    base = story.messages[-1]
+    story.say("bob", MemberRemove(person("cyd")), sees=[base])  # a removal is decided: others may compete with it
+    story.say("cyd", Profile("late"), sees=[base])
+    story.say("ann", Profile("here"), sees=story.messages[-2:])
+    kinds: list[Assertion] = [
+        MemberRemove(person("bob")),
+        MemberRemove(person("ann")),
+        MemberRemove(person("nobody")),
+        MemberRemove(GROUP),
+        RoleChange(person("bob"), Role.READER),
+        RoleChange(person("eve"), Role.OWNER),
+        DeviceRevoke(person("bob"), device("bob.d")),
+        DeviceRevoke(person("eve"), device("eve.99")),
+        FeedRetire(feed("bob"), 0),
+        FeedRetire(feed("nobody"), 0),
+        MemberAdmit(person("bob"), Role.OWNER),
+        GroupAdmit(GROUP, "g", Role.OWNER, (person("bob"), person("eve"))),
+    ]
+    assert folds_for(story, "eve", kinds * 3) == 0
+
+
+def test_a_member_that_makes_itself_admin_gains_no_hope() -> None:
+    """Its grants are void whoever they name, so what the named do with them asks for nothing either."""
+    story = team("bob", "cyd")
+    for name in ("eve", "fay"):
+        story.say("ann", *story.join(name, Role.EDITOR))
+    story.say("bob", MemberRemove(person("cyd")), sees=[story.messages[-1]])
+    grants: list[Assertion] = [RoleChange(person("fay"), Role.OWNER), MemberAdmit(person("guy"), Role.OWNER)]
+    assert folds_for(story, "eve", grants) == 0
+    removals: list[Assertion] = [MemberRemove(person("bob")), RoleChange(person("eve"), Role.OWNER)]
+    assert folds_for(story, "fay", removals * 5) == 0
+
+
+def test_saying_again_what_is_revoked_or_retired_folds_nothing_anew() -> None:
+    story = team("bob", "cyd")
+    story.say("bob", MemberRemove(person("cyd")), sees=[story.messages[-1]])
+    admit = [DeviceAdmit(person("bob"), device("bob.2")), own_feed("x", "bob", device_name="bob.2")]
+    story.say("bob", *admit, sees=[story.messages[-1]])
+    story.writer("x", identity="bob", device_name="bob.2")
+    base = story.messages[-1]
+    story.say("bob", FeedRetire(feed("x"), 0), DeviceRevoke(person("bob"), device("bob.2")), sees=[base])
+    story.say("x", Profile("concurrent"), sees=[base])
+    again: list[Assertion] = [FeedRetire(feed("x"), 0), DeviceRevoke(person("bob"), device("bob.2"))]
+    assert folds_for(story, "bob", again * 10) == 0
+
+
+def test_feeds_beyond_the_limit_fold_nothing_anew() -> None:
+    story = team("bob", role=Role.EDITOR)
+    many: list[Assertion] = [own_feed(f"bob.{number}", "bob", FeedKind.DATA) for number in range(90)]
+    assert folds_for(story, "bob", many) == 0
+    assert sum(admitted.identity == person("bob") for admitted in story.machine().feeds) == 64
+
+
 # --- anything at all ----------------------------------------------------------------------------------------------
 
 PEOPLE = ("ann", "bob", "cyd", "dan")

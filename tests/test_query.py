@@ -179,7 +179,7 @@ MISTAKES: list[tuple[Any, str]] = [
     (lambda q: q.where(priority__in=3), "wants a list"),
     (lambda q: q.where(priority__in="abc"), "__contains"),
     (lambda q: q.where(priority__lt=None), "__exists=False"),
-    (lambda q: q.where(due__exists="yes"), "True or False"),
+    (lambda q: q.where(due__exists="yes"), "true or false"),
     (lambda q: q.where(title__startswith=3), "text or bytes"),
     (lambda q: q.where(title=object()), "can't be stored"),
     (lambda q: q.where(due__lt=datetime(2024, 1, 1)), "time zone"),  # noqa: DTZ001  # the mistake that is tested

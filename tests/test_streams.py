@@ -39,7 +39,7 @@ def in_causal_order(party: echostore.Party, messages: list[Delivered], start: An
     for message in messages:
         if message.seq != seen.get(message.feed, -1) + 1:
             return False
-        for dependency in processor._envelope(message.feed, message.seq).dependencies:
+        for dependency in processor.envelope(message.feed, message.seq).dependencies:
             kind = processor.orderer.cursors[dependency.feed].kind
             if kind == "data" and dependency.seq > seen.get(dependency.feed, -1):
                 return False

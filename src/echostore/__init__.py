@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from echostore.kernel.errors import EchoError
     from echostore.kernel.query.expressions import field
     from echostore.kernel.values import BlobRef, Reference
+    from echostore.peer import aio
     from echostore.peer.anchors import Anchor
     from echostore.peer.items import Item
     from echostore.peer.party import Party
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_HOMES: dict[str, tuple[str, str | None]] = {
+    "aio": ("echostore.peer.aio", None),
     "open": ("echostore.peer.peer", "open_peer"),
     "Peer": ("echostore.peer.peer", "Peer"),
     "Party": ("echostore.peer.party", "Party"),
@@ -36,7 +38,7 @@ _HOMES = {
     "field": ("echostore.kernel.query.expressions", "field"),
 }
 
-__all__ = ["Anchor", "BlobRef", "EchoError", "Item", "Party", "Peer", "Reference", "field", "open"]
+__all__ = ["Anchor", "BlobRef", "EchoError", "Item", "Party", "Peer", "Reference", "aio", "field", "open"]
 
 
 def __getattr__(name: str) -> Any:
@@ -45,7 +47,8 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     module, attribute = _HOMES[name]
-    return getattr(import_module(module), attribute)
+    home = import_module(module)
+    return home if attribute is None else getattr(home, attribute)
 
 
 def __dir__() -> list[str]:

@@ -13,7 +13,7 @@ from echostore.kernel.values import BlobRef, Reference, Value
 from reference.query import Graph, item
 
 ITEMS = 6
-TYPES = ("board", "task", "link")
+TYPES = ("board", "task", "link", "system")
 OTHER_PARTY = PartyKey(b"p" * 32)
 
 items = st.integers(0, ITEMS - 1).map(item)
@@ -28,6 +28,7 @@ scalars = st.one_of(
     st.sampled_from(["", "a", "ab", "b"]),
     st.sampled_from([b"", b"a", b"ab"]),
     st.sampled_from([datetime(2024, 1, 1, tzinfo=UTC), datetime(2024, 1, 1, 0, 0, 0, 1, tzinfo=UTC)]),
+    st.sampled_from([datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC), datetime(1970, 1, 1, 0, 0, 2, tzinfo=UTC)]),
     items.map(Reference),
     st.builds(Reference, items, st.just(OTHER_PARTY)),
     st.just(BlobRef((), 3)),

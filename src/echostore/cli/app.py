@@ -21,14 +21,19 @@ NOUNS = {
     "init": ("echostore.cli.init:app", "Make a home: the folder with this peer's keys and data."),
     "demo": ("echostore.cli.demo:app", "See peers write, part, meet again and agree."),
     "status": ("echostore.cli.status:app", "Tell what is where: held, processed, known."),
+    "serve": ("echostore.cli.serve:app", "Run this peer as a service: others reach it, commands too."),
     "doctor": ("echostore.cli.doctor:app", "Check this installation and its data, or explain an error code."),
     "identity": ("echostore.cli.identity:app", "Who this peer is."),
+    "device": ("echostore.cli.device:app", "Devices of an identity."),
     "party": ("echostore.cli.party:app", "Parties: data sets with their members."),
     "item": ("echostore.cli.item:app", "Items: read, write, follow, look back."),
     "view": ("echostore.cli.view:app", "Views: items that applications find by class."),
     "feed": ("echostore.cli.feed:app", "Feeds: the signed logs under a party."),
     "query": ("echostore.cli.query:app", "Find items by type and values."),
     "blob": ("echostore.cli.blob:app", "Blobs: the pieces of snapshots."),
+    "epoch": ("echostore.cli.epoch:app", "Epochs: moments of a party whose state its members agree on."),
+    "lake": ("echostore.cli.lake:app", "Block lakes: the blocks of many parties as Parquet, for Spark."),
+    "pipeline": ("echostore.cli.pipeline:app", "Spark over a block lake: items, snapshots, tables, audit."),
     "simulate": ("echostore.cli.simulate:app", "Run a whole party in one process, with faults, from one seed."),
     "bench": ("echostore.cli.bench:app", "Measure this build against its goals."),
 }
@@ -72,7 +77,7 @@ def run(arguments: Sequence[str]) -> int:
         give_up_stdout()
         return 0
     except CycloptsError as error:
-        return Failure("E-USAGE", 2, str(error), "Nothing was changed.", "Add --help for examples.").tell(
+        return Failure("E-USAGE", 2, _usage(error), "Nothing was changed.", "Add --help for examples.").tell(
             as_json=as_json
         )
     except EchoError as error:
@@ -112,6 +117,14 @@ def _options_after_command(app: App, arguments: list[str]) -> list[str]:
         return arguments
     path, _, _ = app.parse_commands(rest)
     return [*rest[: len(path)], *leading, *rest[len(path) :]]
+
+
+def _usage(error: CycloptsError) -> str:
+    """What is wrong with a command line, without names of Python's types."""
+    text = str(error)
+    for name, words in (("int", "a whole number"), ("float", "a number")):
+        text = text.replace(f"into {name}.", f"into {words}.")
+    return text
 
 
 def _unexpected(error: Exception) -> Failure:

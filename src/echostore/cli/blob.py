@@ -24,6 +24,10 @@ app = App(
 )
 
 BLOBS = (Column("cid", "CID"), Column("bytes", "SIZE", size, right=True))
+NO_BLOB = (
+    "no blob here: they are kept when a program takes a snapshot (party.snapshot() in Python); "
+    "`echostore party show --snapshot` computes the CID of one and keeps nothing"
+)
 VERDICTS = (
     Column("party", "PARTY", short, style="cyan"),
     Column("blobs", "BLOBS", right=True),
@@ -41,7 +45,7 @@ def list_blobs(*, options: ListingInParty = LISTING_IN_PARTY) -> None:
         key = party_key(peer, options.party)
         store = _open(peer, key)
         records = () if store is None else ({"cid": _text(cid), "bytes": length} for cid, length in store.list())
-        output.table("blobs", BLOBS, records, empty="no blob here; a snapshot makes some", party=key.hex())
+        output.table("blobs", BLOBS, records, empty=NO_BLOB, party=key.hex())
         if store is not None:
             store.close()
 

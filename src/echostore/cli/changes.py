@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from echostore.cli.output import Column
-from echostore.cli.values import iso_ms, one_line, short, shown, to_json
+from echostore.cli.values import iso_ms, one_line, short, short_place, shown, to_json
 from echostore.kernel.ids import ItemId, item_text
 
 if TYPE_CHECKING:
@@ -17,19 +17,20 @@ VALUE_WIDTH = 60
 CHANGES = (
     Column("time", "TIME"),
     Column("author", "AUTHOR"),
-    Column("place", "AT", style="cyan"),
+    Column("place", "AT", short_place, style="cyan"),
     Column("changes", "WHAT", lambda changes: "; ".join(change["what"] for change in changes)),
 )
 
 
 def change_record(party: "Party", message: "Delivered", *, item: ItemId | None = None) -> dict[str, Any]:
     """A message for programs; of one item if given. `what` of each change is the line for people."""
+    feed = party.runtime.processor.feed_key(message.feed).hex()
     return {
         "time": iso_ms(message.time_ms),
         "author": author(party, message.writer.identity),
         "identity": message.writer.identity.hex(),
-        "place": f"{message.feed.hex()[:8]}:{message.seq}",
-        "feed": message.feed.hex(),
+        "place": f"{feed}:{message.seq}",
+        "feed": feed,
         "seq": message.seq,
         "depth": message.depth,
         "changes": [operation_record(op) for op in message.operations if item is None or op.item == item],
@@ -40,7 +41,7 @@ def change_line(record: dict[str, Any], *, with_items: bool) -> str:
     parts = [
         f"{short(change['item'])} {change['what']}" if with_items else change["what"] for change in record["changes"]
     ]
-    return f"{record['time']}  {record['place']}  {one_line(record['author']) or '?'}  {one_line('; '.join(parts))}"
+    return f"{record['time']}  {short_place(record['place'])}  {one_line(record['author']) or '?'}  {one_line('; '.join(parts))}"
 
 
 def author(party: "Party", identity: bytes) -> str:

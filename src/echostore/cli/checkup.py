@@ -1,7 +1,7 @@
 """The checks of `echostore doctor`. Each looks at one thing, changes nothing, and survives whatever it finds.
 
 installation    python, libraries
-machine         disk space, clock
+machine         disk space, clock; Java, memory and scratch space for Spark (engine_checkup)
 home            key file, lock, instance standing
 each party      files, feeds and blobs (all of them with --full), rejects, stalls
 """
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from echostore import __version__
 from echostore.cli.output import Output, counted, size
-from echostore.cli.values import iso, iso_ms, one_line, short
+from echostore.cli.values import iso, iso_ms, one_line, short, short_place
 from echostore.kernel.errors import Corrupt, EchoError, NotFound, WrongPassphrase
 
 if TYPE_CHECKING:
@@ -65,7 +65,10 @@ class Finding:
 
 def examine(path: Path, output: Output, *, full: bool) -> Iterator[Finding]:
     """All checks of the home at `path`, and of the ground it stands on."""
+    from echostore.cli.engine_checkup import engine
+
     yield from installation()
+    yield from engine()
     yield from _space(path)
     yield _clock()
     from echostore.store.home import Home
@@ -183,17 +186,31 @@ def _data(home: "Home", output: Output, *, full: bool) -> Iterator[Finding]:
         yield Finding("key file", "sealed; the data was not looked at", Level.WARNING, error.next_step)
         return
     except Corrupt as error:
-        yield Finding("store", _private(error.what), Level.BROKEN, error.next_step)
+        yield Finding("store", _private(error.what), Level.BROKEN, _repair(home, error))
         return
     except EchoError as error:
         yield Finding("store", _private(error.what), Level.WARNING, error.next_step)
         return
     with peer:
         yield Finding("key file", "sealed with a passphrase" if peer.keys.protected else "readable, not sealed")
-        parties = peer.parties()
+        try:
+            parties = peer.parties()
+        except Corrupt as error:
+            yield Finding("store", _private(error.what), Level.BROKEN, _repair(home, error))
+            return
         yield Finding("parties", counted(len(parties), "party"))
         for known in parties:
             yield from _party(peer, known, output, full=full)
+
+
+def _repair(home: "Home", error: Corrupt) -> str:
+    """What to do about files of the home itself. `doctor` changes nothing, so it must not send people back to itself."""
+    if home.meta.name in error.what:
+        return (
+            "Run `echostore init`: it puts meta.db aside and makes it anew from the parties' own files. Then give the "
+            "name again (`echostore init --name NAME`), and pause or close the parties that were."
+        )
+    return "" if "echostore doctor" in error.next_step else error.next_step
 
 
 # one party
@@ -214,7 +231,7 @@ def _party(peer: "Peer", known: "KnownParty", output: Output, *, full: bool) -> 
         party = peer.party(known.key)
         yield from _standing(party, name)
     except Corrupt as error:
-        yield Finding(name, _private(error.what), Level.BROKEN, error.next_step)
+        yield Finding(name, _private(error.what), Level.BROKEN, "Restore the party's folder, or join it again.")
     except EchoError as error:
         yield Finding(name, _private(error.what), Level.WARNING, error.next_step)
 
@@ -284,7 +301,8 @@ def _standing(party: "Party", name: str) -> Iterator[Finding]:
     else:
         yield Finding(f"{name} rejects", "none")
     stalls = [
-        f"{short(feed.key.hex())} {feed.waits_for and 'waits for ' + feed.waits_for}{feed.ended and ' ended: ' + feed.ended}"
+        f"{short(feed.key.hex())} {feed.waits_for and 'waits for ' + short_place(feed.waits_for)}"
+        f"{feed.ended and ' ended: ' + feed.ended}"
         for feed in status.feeds
         if feed.processed < feed.held
     ]

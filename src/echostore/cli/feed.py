@@ -7,9 +7,9 @@ from cyclopts import App, Parameter
 
 from echostore.cli.moments import parse_duration_s
 from echostore.cli.opening import open_party, party_key, reading
-from echostore.cli.options import LISTING_IN_PARTY, ListingInParty, Name, examples
+from echostore.cli.options import LISTING_IN_PARTY, Count, ListingInParty, Name, examples
 from echostore.cli.output import Column, Form, Output, counted, if_interrupted
-from echostore.cli.values import short
+from echostore.cli.values import short, short_place
 from echostore.kernel.errors import EchoError, NotFound, UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ FEEDS = (
     Column("held", "HELD", right=True),
     Column("processed", "PROCESSED", right=True),
     Column("known", "KNOWN", right=True),
-    Column("waits_for", "WAITS FOR"),
+    Column("waits_for", "WAITS FOR", lambda place: short_place(place or "")),
     Column("ended", "ENDED"),
     Column("excluded", "EXCLUDED"),
 )
@@ -67,7 +67,7 @@ def tail(
     *,
     lines: Annotated[int, Parameter(name=["--lines", "-n"])] = 10,
     follow: Annotated[bool, Parameter(name=["--follow", "-f"], negative=(), show_default=False)] = False,
-    count: int | None = None,
+    count: Count = None,
     timeout: str | None = None,
     options: ListingInParty = LISTING_IN_PARTY,
 ) -> None:

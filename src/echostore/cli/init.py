@@ -57,7 +57,7 @@ def init(
             "device": peer.device.hex(),
         }
     output.document(fields, str(home.path))
-    output.note(f"{'this is a home already' if there else 'made a home'}; identity {peer.identity.hex()[:8]}")
+    output.note(f"{'this is a home already' if there else 'made a home'}; identity {str(fields['identity'])[:8]}")
     if not there:
         output.note("next: echostore party create TITLE")
 

@@ -8,10 +8,10 @@ from echostore.cli import item_write
 from echostore.cli.changes import CHANGES, change_line, change_record
 from echostore.cli.moments import parse_duration_s, parse_moment
 from echostore.cli.opening import find_item, item_id, open_party, reading
-from echostore.cli.options import IN_PARTY, LISTING_IN_PARTY, InParty, ListingInParty, Name, examples
+from echostore.cli.options import FLAG, IN_PARTY, LISTING_IN_PARTY, Count, InParty, ListingInParty, Name, examples
 from echostore.cli.output import Column, Form, Output
 from echostore.cli.tree import NODES, draw, nodes
-from echostore.cli.values import compact, one_line, parse_path, short, shown, to_json
+from echostore.cli.values import compact, one_line, parse_path, short, shown, shown_json, to_json
 from echostore.kernel.errors import ModelFailed, NotFound
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ app = App(
 DIFFERENCES = (
     Column("path", "PATH", lambda path: ".".join(path)),
     Column("kind", "CHANGE"),
-    Column("before", "BEFORE", lambda value: "" if value is None else shown(value)),
-    Column("after", "AFTER", lambda value: "" if value is None else shown(value)),
+    Column("before", "BEFORE", shown_json),
+    Column("after", "AFTER", shown_json),
 )
 
 At = Annotated[str | None, Parameter(name="--at")]
@@ -40,7 +40,8 @@ def tree(
     /,
     *,
     at: At = None,
-    depth: int | None = None,
+    depth: Count = None,
+    deleted: Annotated[bool, FLAG] = False,
     options: ListingInParty = LISTING_IN_PARTY,
 ) -> None:
     """Draw the tree of items: type, short id, name and values. ↪ marks one that is embedded besides its home.
@@ -53,6 +54,8 @@ def tree(
         As of a moment: 10m (ago), an ISO time, or an anchor.
     depth
         How many levels to show.
+    deleted
+        Show deleted items too, marked as such.
     """
     output = Output.of(options)
     with reading(options) as peer:
@@ -61,7 +64,7 @@ def tree(
         if at is not None:
             party = party.as_of(parse_moment(at))
             root = party.handle(root.id) if root is not None else None
-        records = nodes(party, root, depth_max=depth)
+        records = nodes(party, root, depth_max=depth, deleted=deleted)
         if output.form is Form.TEXT:
             output.document({}, draw(records, title=None if root is not None else party.title))
         else:
@@ -153,7 +156,7 @@ def watch(
     /,
     *,
     since: str | None = None,
-    count: int | None = None,
+    count: Count = None,
     timeout: str | None = None,
     options: ListingInParty = LISTING_IN_PARTY,
 ) -> None:

@@ -3,6 +3,8 @@
 Each command is one message: all of it is delivered together and undone together, or nothing of it happened.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -13,6 +15,7 @@ from echostore.cli.opening import (
     item_id,
     item_in,
     open_party,
+    read_ahead,
     read_input,
     reading,
     writing,
@@ -77,6 +80,7 @@ def create(
         Its display name.
     """
     output = Output.of(options)
+    read_ahead(content)
     with writing(options) as peer:
         party = open_party(peer, options.party)
         above = item_in(party, parent) if parent is not None else None
@@ -85,8 +89,7 @@ def create(
             made: Item = party.create(model, type=type, parent=above, name=name)
             if given:
                 _fill(output, made, given)
-        fields = {"item": item_id(made), "model": made.model, "type": made.type, "locator": made.locator}
-        wrote(output, party, fields, short(fields["item"]))
+        _wrote(output, made, model=made.model, type=made.type, locator=made.locator)
 
 
 def set_(
@@ -113,15 +116,14 @@ def set_(
     output = Output.of(options)
     if not values and not unset and name is None:
         raise UsageError("there is nothing to set", next_step="Write KEY=VALUE.")
-    with writing(options) as peer:
-        found = find_item(peer, options, item)
+    read_ahead(values)
+    with _item_to_write(options, item) as found:
         with found.party.batch():
             if values or unset:
                 _set_properties(output, found, checked(values), unset)
             if name is not None:
                 found.name = name
-        changed = len(values) + len(unset) + (name is not None)
-        wrote(output, found.party, {"item": item_id(found), "set": changed}, short(item_id(found)))
+        _wrote(output, found, set=len(values) + len(unset) + (name is not None))
 
 
 def append(
@@ -142,13 +144,13 @@ def append(
     output = Output.of(options)
     if not content:
         raise UsageError("there is nothing to append")
-    with writing(options) as peer:
-        found = find_item(peer, options, item)
+    read_ahead(content)
+    with _item_to_write(options, item) as found:
         if found.model == "property-set":
             raise UsageError("a property-set has no end to append to", next_step="Use `echostore item set`.")
         with found.party.batch():
             _fill(output, found, checked(content))
-        wrote(output, found.party, {"item": item_id(found), "appended": len(content)}, short(item_id(found)))
+        _wrote(output, found, appended=len(content))
 
 
 def delete(
@@ -190,8 +192,7 @@ def delete(
     if not output.confirm(f"Delete {short(fields['item'])}?", yes=yes):
         output.document({**fields, "deleted": False}, "nothing deleted")
         return
-    with writing(options) as peer:
-        again = find_item(peer, options, label)
+    with _item_to_write(options, label) as again:
         again.delete()
         wrote(output, again.party, {**fields, "deleted": True}, f"deleted {counted(fields['items'], 'item')}")
 
@@ -205,10 +206,9 @@ def restore(item: Name, /, *, options: InParty = IN_PARTY) -> None:
         Id, unique prefix or locator.
     """
     output = Output.of(options)
-    with writing(options) as peer:
-        found = find_item(peer, options, item)
+    with _item_to_write(options, item) as found:
         found.restore()
-        wrote(output, found.party, {"item": item_id(found), "deleted": found.deleted}, short(item_id(found)))
+        _wrote(output, found, deleted=found.deleted)
 
 
 def move(item: Name, parent: str, /, *, options: InParty = IN_PARTY) -> None:
@@ -222,12 +222,22 @@ def move(item: Name, parent: str, /, *, options: InParty = IN_PARTY) -> None:
         The new home: id, unique prefix or @name, or / for the top.
     """
     output = Output.of(options)
-    with writing(options) as peer:
-        found = find_item(peer, options, item)
+    with _item_to_write(options, item) as found:
         found.move(None if parent == TOP else item_in(found.party, parent))
         above = found.parent
-        place = item_id(above) if above is not None else None
-        wrote(output, found.party, {"item": item_id(found), "parent": place}, short(item_id(found)))
+        _wrote(output, found, parent=item_id(above) if above is not None else None)
+
+
+@contextmanager
+def _item_to_write(options: InParty, name: str) -> "Iterator[Item]":
+    with writing(options) as peer:
+        yield find_item(peer, options, name)
+
+
+def _wrote(output: Output, item: "Item", **fields: Any) -> None:
+    """Make a write durable and name the item that it was about."""
+    text = item_id(item)
+    wrote(output, item.party, {"item": text, **fields}, short(text))
 
 
 # content
@@ -295,5 +305,5 @@ def _size_of_closure(item: "Item") -> int:
     waiting, count = [item], 0
     while waiting:
         count += 1
-        waiting.extend(child for child in waiting.pop().children() if not child._record().deleted)
+        waiting.extend(waiting.pop().children())
     return count

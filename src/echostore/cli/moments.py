@@ -10,6 +10,14 @@ _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w":
 _NEXT_STEP = "Write 10m or 2h (ago), 2026-05-01T10:00, now, or an anchor."
 
 
+def parse_span(text: str) -> float:
+    """`30m`, `2h`, `1d` in seconds."""
+    found = _AGO.fullmatch(text.strip())
+    if found is None:
+        raise UsageError(f"{text[:60]!r} is not a span of time", next_step="Write 30m, 2h or 1d.")
+    return float(found[1]) * _SECONDS[found[2]]
+
+
 def parse_moment(text: str) -> datetime | str:
     """A time, or the text of an anchor. A time without a zone is the local time of this machine."""
     text = text.strip()

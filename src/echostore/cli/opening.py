@@ -1,9 +1,11 @@
 """How a command gets at the data: the home, the peer, one party, one item, each by what a person calls it.
 
 Commands that read open the peer read-only, so that they work beside a running writer. Commands that write take the
-home's lock; beside a writer they fail at once and name its pid.
+home's lock. While `echostore serve` has it, they use that process's peer over the home's local socket; beside any other
+writer they fail at once and name its pid.
 """
 
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -54,7 +56,43 @@ def writing(options: Options, *, create: bool = False, name: str | None = None) 
 
 
 @contextmanager
-def _opened(options: Options, *, read_only: bool, create: bool, name: str | None = None) -> "Iterator[Peer]":
+def serving(options: Options, *, name: str | None = None) -> "Iterator[Peer]":
+    """The peer, for a process that keeps it open: nobody else may have it, and writes become durable by themselves."""
+    with _opened(options, read_only=False, create=True, name=name, background=True, attach=False) as peer:
+        yield peer
+
+
+@contextmanager
+def looking(options: Options) -> "Iterator[Peer]":
+    """The peer that `echostore serve` has open, which knows more than the files do; without one, read-only."""
+    running = served(options)
+    if running is None:
+        with reading(options) as peer:
+            yield peer
+    else:
+        with running:
+            yield running
+
+
+def served(options: Options) -> "Peer | None":
+    """The peer that `echostore serve` has open now."""
+    from echostore.peer.attached import attach
+    from echostore.store.home import Home
+
+    found: Peer | None = attach(Home.open(home_path(options)))
+    return found
+
+
+@contextmanager
+def _opened(
+    options: Options,
+    *,
+    read_only: bool,
+    create: bool,
+    name: str | None = None,
+    background: bool = False,
+    attach: bool = True,
+) -> "Iterator[Peer]":
     from echostore.peer.peer import open_peer
 
     path = home_path(options)
@@ -62,7 +100,15 @@ def _opened(options: Options, *, read_only: bool, create: bool, name: str | None
 
     def attempt(passphrase: str | None) -> "Peer":
         # A command ends with a flush of its own; a thread that does it too would only race with it.
-        return open_peer(path, name=name, passphrase=passphrase, create=create, read_only=read_only, background=False)
+        return open_peer(
+            path,
+            name=name,
+            passphrase=passphrase,
+            create=create,
+            read_only=read_only,
+            background=background,
+            attach=attach,
+        )
 
     try:
         peer = attempt(passphrase)
@@ -177,6 +223,13 @@ def _named(labels: list[str]) -> str:
 def from_dash(text: str) -> str:
     """What an argument says; `-` stands for what is on standard input."""
     return read_input().strip() if text == "-" else text
+
+
+def read_ahead(content: tuple[str, ...]) -> None:
+    """Take standard input before anything is opened, if content is to come from there: who types in the middle of a
+    batch would hold up everybody else that writes."""
+    if "-" in content:
+        sys.stdin = io.StringIO(read_input())
 
 
 def read_input() -> str:

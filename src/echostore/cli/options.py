@@ -77,6 +77,18 @@ OPTIONS, LISTING, IN_PARTY, LISTING_IN_PARTY = Options(), Listing(), InParty(), 
 PartyChoice = InParty | ListingInParty
 
 
+# numbers
+
+
+def _from_one(_: object, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise ValueError("it counts from 1")
+
+
+Count = Annotated[int | None, Parameter(validator=_from_one)]
+"""How many; without it, all."""
+
+
 # arguments that begin with a dash
 
 

@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App
 
-from echostore.cli import party_life
+from echostore.cli import party_life, party_network
 from echostore.cli.opening import home_path, open_party, reading, writing
 from echostore.cli.options import FLAG, IN_PARTY, LISTING, OPTIONS, InParty, Listing, Options, examples
 from echostore.cli.output import Column, Output, counted, size
-from echostore.cli.values import iso_ms, one_line, short
+from echostore.cli.values import iso_ms, one_line, short, short_place
 
 if TYPE_CHECKING:
     from echostore.peer.party import Party
@@ -40,7 +40,7 @@ STEPS = (
     Column("act", "CREDENTIAL"),
     Column("about", "ABOUT", short, style="cyan"),
     Column("issuer", "ISSUER", short),
-    Column("place", "AT"),
+    Column("place", "AT", short_place),
     Column("valid", "VALID", lambda valid: "yes" if valid else "no"),
     Column("because", "BECAUSE"),
 )
@@ -125,6 +125,7 @@ def show(
     lines = [
         f"party      {fields['party']}",
         f"title      {one_line(fields['title'])}",
+        f"state      {fields['state']}",
         f"truth      {fields['truth']}",
     ]
     lines += [f"{name:<10} {fields[name]}" for name in ("items", "members")]
@@ -174,15 +175,17 @@ def why(key: str, /, *, options: InParty = IN_PARTY) -> None:
     """
     output = Output.of(options)
     with reading(options) as peer:
-        steps = open_party(peer, options.party).members.why(key)
+        opened = open_party(peer, options.party)
+        steps = opened.members.why(key)
+        keys = {feed: cursor.key.hex() for feed, cursor in opened.runtime.processor.orderer.cursors.items()}
         records = [
             {
                 "act": step.act,
                 "about": step.key.hex(),
                 "issuer": step.issuer.hex(),
                 "device": step.device.hex(),
-                "place": f"{step.feed.hex()[:8]}:{step.seq}",
-                "feed": step.feed.hex(),
+                "place": f"{keys[step.feed]}:{step.seq}",
+                "feed": keys[step.feed],
                 "seq": step.seq,
                 "valid": step.reason is None,
                 "reason": str(step.reason) if step.reason else None,
@@ -198,6 +201,8 @@ for _verb in (party_life.pause, party_life.resume, party_life.close):
 app.command(party_life.forget, help_prologue=examples(*party_life.EXAMPLES["forget"]))
 app.command(party_life.export, help_prologue=examples(*party_life.EXAMPLES["export"]))
 app.command(party_life.import_, name="import", help_prologue=examples(*party_life.EXAMPLES["import"]))
+for _name, _function in party_network.VERBS.items():
+    app.command(_function, name=_name, help_prologue=examples(*party_network.EXAMPLES[_name]))
 
 
 def party_fields(party: "Party") -> dict[str, Any]:
@@ -209,6 +214,7 @@ def party_fields(party: "Party") -> dict[str, Any]:
     return {
         "party": party.key.hex(),
         "title": status.title,
+        "state": str(party.peer.meta.party(party.key).state),
         "items": status.items,
         "members": len(party.members.all()),
         "rejected": status.rejected,
@@ -233,6 +239,9 @@ def feed_fields(feed: Any) -> dict[str, Any]:
         "waits_for": feed.waits_for or None,
         "ended": feed.ended or None,
         "excluded": feed.excluded or None,
+        "others": [
+            {"device": other.device.hex(), "held": other.held, "processed": other.processed} for other in feed.others
+        ],
     }
 
 

@@ -1,6 +1,9 @@
 """What ends, stops or moves a party: the verbs pause, resume, close, forget, export and import of `echostore party`."""
 
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -184,15 +187,14 @@ def import_(file: Path, /, *, options: Options = OPTIONS) -> None:
     output = Output.of(options)
     if not file.is_file():
         raise NotFound(f"there is no file {file}")
-    from echostore.peer.transfer import import_party
-
     fresh = not (home_path(options) / "keys").exists()
     with (
+        removed_on_failure(home_path(options)) if fresh else nullcontext(),
         writing(options, create=True) as peer,
         if_interrupted("A new party was not taken in; one that was here keeps what came so far, checked."),
         output.progress(f"import {file.name}") as tell,
     ):
-        party = import_party(peer, file, tell)
+        party = peer.import_party(file, tell)
         status = party.status
         fields: dict[str, Any] = {
             "party": party.key.hex(),
@@ -204,6 +206,36 @@ def import_(file: Path, /, *, options: Options = OPTIONS) -> None:
         output.note(f"made a home at {home_path(options)}")
     output.note(f"{counted(fields['blocks'], 'block')}, {counted(fields['items'], 'item')}")
     output.document(fields, short(fields["party"]))
+
+
+@contextmanager
+def removed_on_failure(path: Path) -> Iterator[None]:
+    """A home that is made inside of this for nothing is taken away again, as far as it was not there before."""
+    from echostore.store.home import LOCK, Home
+    from echostore.store.instance import forget_instance
+    from echostore.store.lock import HomeLock
+
+    missing = [folder for folder in (path, *path.absolute().parents) if not folder.exists()]
+    before = os.listdir(path) if path.is_dir() else []
+    try:
+        yield
+    except BaseException:
+        if path.is_dir() and not before:
+            with suppress(EchoError), HomeLock(path / LOCK):  # someone else may have begun to use it by now
+                forget_instance(Home(path))
+                for name in os.listdir(path):
+                    _remove(path / name)
+            for folder in missing:
+                with suppress(OSError):  # not empty: someone else's by now
+                    folder.rmdir()
+        raise
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def disk_bytes(folder: Path) -> int:

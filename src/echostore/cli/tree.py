@@ -23,13 +23,16 @@ NODES = (
     Column("type", "TYPE"),
     Column("name", "NAME"),
     Column("embedded", "EMBEDDED"),
+    Column("deleted", "DELETED"),
     Column("summary", "SUMMARY"),
 )
 
 
-def nodes(party: "Party", root: "Item | None", *, depth_max: int | None = None) -> Iterator[dict[str, Any]]:
-    """The items below a root, or of the whole party, each after its parent. Deleted ones are left out."""
-    first = [root] if root is not None else [item for item in party.roots() if not item.deleted]
+def nodes(
+    party: "Party", root: "Item | None", *, depth_max: int | None = None, deleted: bool = False
+) -> Iterator[dict[str, Any]]:
+    """The items below a root, or of the whole party, each after its parent. Deleted ones are left out unless wanted."""
+    first = [root] if root is not None else party.roots(deleted=deleted)
     waiting: list[tuple[Item, int, str | None, bool, bool]] = [
         (item, 0, None, False, at == len(first) - 1) for at, item in enumerate(first)
     ]
@@ -42,6 +45,7 @@ def nodes(party: "Party", root: "Item | None", *, depth_max: int | None = None) 
             "parent": parent,
             "depth": depth,
             "embedded": embedded,
+            "deleted": item.deleted,
             "model": record.genesis.model,
             "type": record.genesis.type,
             "name": record.name,
@@ -51,8 +55,8 @@ def nodes(party: "Party", root: "Item | None", *, depth_max: int | None = None) 
         # What is embedded here has its home elsewhere, and is drawn in full there.
         if embedded or (depth_max is not None and depth + 1 >= depth_max):
             continue
-        home = {child.id for child in item.children()}
-        below = [child for child in item.embedded() if not child._record().deleted]
+        home = {child.id for child in item.children(deleted=deleted)}
+        below = item.embedded(deleted=deleted)
         here = item_id(item)
         for at in range(len(below) - 1, -1, -1):
             child = below[at]
@@ -77,7 +81,8 @@ def draw(records: Iterator[dict[str, Any]], *, title: str | None) -> Iterator[st
         model = "" if not record["type"] or record["model"] == "property-set" else f" ({record['model']})"
         name = f" {one_line(record['name'], 40)!r}" if record["name"] else ""
         tail = f"  {record['summary']}" if record["summary"] else ""
-        yield f"{rails}{branch}{mark}{one_line(label)} {short(record['item'])}{model}{name}{tail}"
+        gone = " (deleted)" if record["deleted"] else ""
+        yield f"{rails}{branch}{mark}{one_line(label)} {short(record['item'])}{model}{name}{gone}{tail}"
 
 
 def summary(item: "Item") -> str:

@@ -47,7 +47,9 @@ def parse_document(text: str, what: str) -> Value:
     try:
         return from_json(load_json(text))
     except _NotJson as error:
-        raise UsageError(f"{what} is not JSON: {error}", next_step="Check it with `python -m json.tool`.") from None
+        raise UsageError(
+            f"{what} is not JSON: {error}", next_step='Write JSON, such as {"title": "Tickets"}.'
+        ) from None
 
 
 class _NotJson(ValueError):
@@ -81,13 +83,50 @@ def from_json(value: Any) -> Value:
                 return _READERS[tag](inner)
             except EchoError:
                 raise
-            except (ValueError, TypeError, KeyError, binascii.Error) as error:
+            except (ValueError, binascii.Error) as error:
                 raise UsageError(f"{json.dumps(value)[:80]} is not a value: {error}") from None
     return {key: from_json(element) for key, element in value.items()}
 
 
-def _time(text: Any) -> datetime:
-    moment = datetime.fromisoformat(text)
+def _text(given: Any, what: str) -> str:
+    if not isinstance(given, str):
+        raise ValueError(f"{what} is written as text")
+    return given
+
+
+def _item(given: Any) -> Reference:
+    text = _text(given, "an item")
+    try:
+        return reference_from_text(text)
+    except ValueError:
+        raise ValueError("an item is written as its id of 32 hex digits, or as a locator") from None
+
+
+def _bytes(given: Any) -> bytes:
+    try:
+        return base64.b64decode(_text(given, "bytes in base64"), validate=True)
+    except binascii.Error:
+        raise ValueError("bytes are written in base64") from None
+
+
+def _float(given: Any) -> float:
+    try:
+        return float(_text(given, "a special number"))
+    except ValueError:
+        raise ValueError('a special number is "nan", "inf" or "-inf"') from None
+
+
+def _map(given: Any) -> Value:
+    if not isinstance(given, dict):
+        raise ValueError("a map is written as a JSON object")
+    return {key: from_json(element) for key, element in given.items()}
+
+
+def _time(given: Any) -> datetime:
+    try:
+        moment = datetime.fromisoformat(_text(given, "a time"))
+    except ValueError:
+        raise ValueError("a time is written as text, such as 2026-05-01T10:00:00Z") from None
     if moment.tzinfo is None:
         raise ValueError("a time needs a zone, such as Z")
     return moment.astimezone(UTC)
@@ -96,17 +135,20 @@ def _time(text: Any) -> datetime:
 def _blob(fields: Any) -> BlobRef:
     from echostore.wire.cids import cid_from_text
 
-    cids = tuple(cid_from_text(cid) for cid in fields["cids"])
-    return BlobRef(cids, int(fields["size"]), str(fields.get("media_type", "")), str(fields.get("name", "")))
+    match fields:
+        case {"cids": [*cids], "size": int(size), **more} if more.keys() <= {"media_type", "name"}:
+            texts = [_text(more.get(name, ""), name) for name in ("media_type", "name")]
+            return BlobRef(tuple(cid_from_text(_text(cid, "a CID")) for cid in cids), size, *texts)
+    raise ValueError("a blob has cids, size, media_type and name")
 
 
 _READERS: dict[str, Callable[[Any], Value]] = {
-    "$item": lambda text: reference_from_text(text),
+    "$item": _item,
     "$time": _time,
-    "$bytes": lambda text: base64.b64decode(text, validate=True),
-    "$float": float,
+    "$bytes": _bytes,
+    "$float": _float,
     "$blob": _blob,
-    "$map": lambda inner: {key: from_json(element) for key, element in inner.items()},
+    "$map": _map,
 }
 
 
@@ -151,6 +193,20 @@ def untagged(document: Any) -> Any:
     return document
 
 
+def shown_json(document: Any) -> str:
+    """The JSON form of a value for a person, as `shown` shows the value itself."""
+    match document:
+        case None:
+            return ""
+        case str():
+            return document
+        case {"$time": str(text)} if len(document) == 1:
+            return text
+        case {"$item": str(text)} if len(document) == 1:
+            return text if text.startswith("echo://") else f"→{short(text)}"
+    return compact(document)
+
+
 def shown(value: Value) -> str:
     """A value for a person: texts bare, times in ISO form, items by their short id, the rest as compact JSON."""
     if value is None:
@@ -184,6 +240,12 @@ def iso_ms(time_ms: int) -> str:
 def short(key: str) -> str:
     """The first eight digits of an id."""
     return key[:8]
+
+
+def short_place(place: str) -> str:
+    """A place in a feed, `<feed>:<seq>`, with the short form of the feed's id."""
+    feed, sign, seq = place.partition(":")
+    return short(feed) + sign + seq
 
 
 def one_line(text: str, width: int | None = None) -> str:

@@ -37,6 +37,10 @@ NO_LINK = Link(bytes(LINK_BYTES))
 """What the first block of a feed links to."""
 
 
+SYSTEM_TYPE = "system"
+"""The type of a party's system item."""
+
+
 class Stamp(NamedTuple):
     """The place of one operation in the canonical order; compares as that order.
 
@@ -76,6 +80,11 @@ def item_creator(item: ItemId) -> FeedId:
 
 def item_local(item: ItemId) -> int:
     return int.from_bytes(item[FEED_ID_BYTES:], "big")
+
+
+def is_system_item(item: ItemId, type: str) -> bool:
+    """Whether this is the root of a party's item DAG: made as such by the first operation of a data feed."""
+    return type == SYSTEM_TYPE and not any(item[FEED_ID_BYTES:])
 
 
 # The text form of an item id puts a mixed local number first, so that short prefixes tell items of one feed apart.

@@ -73,6 +73,28 @@ def reference_from_text(text: str) -> Reference:
     return Reference(item_from_text(text))
 
 
+def kind_of(value: object) -> str:
+    """What a value is, in words for people."""
+    for kinds, words in _KINDS:
+        if isinstance(value, kinds):
+            return words
+    return f"a {type(value).__name__}"
+
+
+_KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
+    (type(None), "null"),
+    (bool, "true or false"),
+    ((int, float), "a number"),
+    (str, "text"),
+    ((bytes, bytearray, memoryview), "bytes"),
+    (datetime, "a time"),
+    (Reference, "an item"),
+    (BlobRef, "a blob"),
+    ((list, tuple), "a list"),
+    (dict, "a map"),
+)
+
+
 def timestamp_us(moment: datetime) -> int:
     return (moment - EPOCH) // _MICROSECOND
 
@@ -88,6 +110,11 @@ def check_value(value: Value, *, where: str = "value") -> Value:
 
 
 def check_path(path: str | tuple[str, ...] | list[str]) -> Path:
+    if not isinstance(path, (str, tuple, list)):
+        raise UsageError(
+            f"a property is named by text or a tuple of texts, not by {kind_of(path)}",
+            next_step='Write item["a"] or item["a", "b"].',
+        )
     steps: Path = (path,) if isinstance(path, str) else tuple(path)
     if not steps:
         raise UsageError("a property path needs at least one step")
@@ -135,7 +162,7 @@ def _plain(value: Value, where: str, depth: int) -> Value:
         return _plain(int.__int__(value), where, depth)
     if isinstance(value, float):
         return float.__float__(value)
-    raise UsageError(f"{where}: a {type(value).__name__} can't be stored")
+    raise UsageError(f"{where}: {kind_of(value)} can't be stored")
 
 
 def _check_pointer(value: Reference | BlobRef, where: str) -> None:
@@ -152,7 +179,7 @@ def _check_pointer(value: Reference | BlobRef, where: str) -> None:
 
 def _check_key(key: object, where: str) -> None:
     if not isinstance(key, str):
-        raise UsageError(f"{where}: a key must be text, not {type(key).__name__}")
+        raise UsageError(f"{where}: a key must be text, not {kind_of(key)}")
     if not key or len(key) > KEY_CHARACTERS_MAX:
         raise TooLarge(f"{where}: a key has 1 to {KEY_CHARACTERS_MAX} characters, got {len(key)}")
     _check_text(key, where)

@@ -172,6 +172,9 @@ def _describe(operation: ItemOperation) -> str:
         return "moved"
     if operation.field == "property-set":
         return _describe_changes(operation.body)
+    generation = getattr(operation.body, "generation", 0)
+    if generation and operation.body.update[0].counter == 0:
+        return f"{operation.field} written again as generation {generation}: what it built on before was excluded"
     return f"{operation.field} edited"
 
 

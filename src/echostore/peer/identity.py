@@ -78,6 +78,11 @@ class Self:
         self.identity = IdentityKey(self._one(KeyUse.IDENTITY))
         self.device = DeviceKey(self._one(KeyUse.DEVICE))
 
+    def rename(self, name: str) -> None:
+        check_title(name)
+        self._meta.set_setting(_NAME_SETTING, name)
+        self.name = name
+
     @property
     def device_key(self) -> SigningKey:
         return self._keys.key(self.device)

@@ -12,7 +12,8 @@ from echostore.kernel.models.ordered_fold import CommutingFold, OrderedFold
 from echostore.kernel.models.property_set import DELETED, Add, Change, Increment, PropertySet, Remove, Set
 from echostore.kernel.models.text import ConcurrentText, TextRun
 from echostore.kernel.models.threaded_log import LogEntry, OwnPost, Post, PostId, Retention, Thread, ThreadedLog
-from echostore.kernel.values import Reference, Value, check_path, check_value
+from echostore.kernel.values import Reference, Value, check_path, check_value, kind_of
+from echostore.peer import arguments
 from echostore.peer.items import Item, copied, plain_references
 from echostore.peer.pen import EDIT_CHARACTERS, EDITS_MAX, NO_PEN, Pen
 from echostore.wire.values import value_bytes
@@ -97,7 +98,7 @@ class PropertySetItem(Item):
     def increment(self, path: str | tuple[str, ...], by: int | float = 1) -> None:
         """Add to a number. Concurrent increments add up."""
         if isinstance(by, bool) or not isinstance(by, (int, float)):
-            raise UsageError(f"increment takes a number, not {type(by).__name__}")
+            raise UsageError(f"increment takes a number, not {kind_of(by)}")
         steps = check_path(path)
         by = check_value(by, where="increment")
         if not math.isfinite(by):
@@ -161,7 +162,7 @@ class ArrayItem(Item):
 
     def insert(self, index: int, value: Value) -> None:
         with self._editing() as model:
-            model.insert(index, self._plain(value))
+            model.insert(arguments.whole(index, "an index"), self._plain(value))
 
     def __setitem__(self, index: int, value: Value) -> None:
         with self._editing() as model:
@@ -174,7 +175,7 @@ class ArrayItem(Item):
     def move_element(self, start: int, end: int) -> None:
         """Take the element at `start` to the place `end`. Concurrent moves never duplicate it."""
         with self._editing() as model:
-            model.move(_index(start, len(model)), end)
+            model.move(_index(start, len(model)), arguments.whole(end, "an index"))
 
     def remove(self, value: Value) -> None:
         """Remove the first element that equals a value or is an item."""
@@ -277,16 +278,19 @@ class TextItem(Item):
         self.insert(len(self), text)
 
     def splice(self, position: int, length: int, text: str) -> None:
+        place, count = arguments.whole(position, "a position"), arguments.whole(length, "a length")
         with _Editing(self) as model:
-            model.splice(position, length, text)
+            model.splice(place, count, arguments.text(text, "what is inserted"))
 
     def mark(self, start: int, end: int, key: str, value: Any = True) -> None:
+        place, stop = arguments.whole(start, "a position"), arguments.whole(end, "a position")
         with _Editing(self) as model:
-            model.mark(start, end, key, value)
+            model.mark(place, stop, arguments.text(key, "the name of a mark"), value)
 
     def unmark(self, start: int, end: int, key: str) -> None:
+        place, stop = arguments.whole(start, "a position"), arguments.whole(end, "a position")
         with _Editing(self) as model:
-            model.unmark(start, end, key)
+            model.unmark(place, stop, arguments.text(key, "the name of a mark"))
 
     def runs(self) -> list[TextRun]:
         """The text with its marks."""
@@ -297,7 +301,7 @@ class TextItem(Item):
     def cursor(self, position: int) -> bytes:
         """A place that stays with its text while others edit."""
         with self.party.reading():
-            found: bytes = self._record().model.cursor(position)
+            found: bytes = self._record().model.cursor(arguments.whole(position, "a position"))
             return found
 
     def cursor_position(self, cursor: bytes) -> int:
@@ -315,7 +319,7 @@ class LogItem(Item):
         """Append a post; returns its id."""
         answered = reply_to.id if isinstance(reply_to, LogEntry) else reply_to
         if answered is not None and not isinstance(answered, PostId):
-            raise UsageError(f"a reply names a post, not a {type(answered).__name__}")
+            raise UsageError(f"a reply names a post, not {kind_of(answered)}")
         with self.party.writing() as runtime:
             self._check_access(runtime)
             plain = self.party.reference_to(body) if isinstance(body, Item) else check_value(body, where="post")
@@ -343,7 +347,11 @@ class LogItem(Item):
 
     def set_retention(self, *, age_ms_max: int = 0, count_max: int = 0) -> None:
         """What an epoch may discard; 0 keeps everything."""
-        self._write("threaded-log", Retention(age_ms_max, count_max))
+        age_ms, count = (
+            arguments.whole(age_ms_max, "age_ms_max", least=0),
+            arguments.whole(count_max, "count_max", least=0),
+        )
+        self._write("threaded-log", Retention(age_ms, count))
 
     def __len__(self) -> int:
         return len(self.posts())
@@ -425,6 +433,7 @@ HANDLES: dict[str, type[Item]] = {
 
 
 def _index(index: int, length: int) -> int:
+    index = arguments.whole(index, "an index")
     place = index + length if index < 0 else index
     if not 0 <= place < length:
         raise IndexError(f"index {index} in a list of {length}")

@@ -13,7 +13,8 @@ from echostore.kernel.items.record import ACCESS_KEY, DELETED_KEY, FOREIGN_KEYS_
 from echostore.kernel.items.tree import EMBED, MOVE, UNEMBED
 from echostore.kernel.limits import VALUE_DEPTH_MAX
 from echostore.kernel.models.property_set import DELETED, Change, Set
-from echostore.kernel.values import Reference, Value, check_path, check_value, locator
+from echostore.kernel.values import Reference, Value, check_path, check_value, kind_of, locator
+from echostore.peer import arguments
 
 if TYPE_CHECKING:
     from echostore.peer.history import Revision, ValueDiff
@@ -90,7 +91,7 @@ class Item:
         """The metadata item: its properties, and `embedded_items`, which is derived from the tree."""
         with self.party.reading():
             values = dict(self._record().metadata.value())
-        values["embedded_items"] = [child.reference for child in self.embedded()]
+        values["embedded_items"] = [child.reference for child in self.embedded(deleted=True)]
         return values
 
     def set_foreign_key(self, system: str, key: str) -> None:
@@ -110,12 +111,15 @@ class Item:
 
     def restrict(self, *, roles: list[str] | None = None, members: list[IdentityKey] | None = None) -> None:
         """Narrow who may write this item. Owners always may."""
-        for role in roles or ():
+        for role in arguments.texts(roles or [], "roles"):
             if role not in ROLES:
                 raise UsageError(f"{role!r} is not a role", next_step=f"Roles are {', '.join(ROLES)}.")
         if not roles and not members:
             raise UsageError("name roles or members", next_step="Use unrestrict() to let everybody write again.")
-        rule = {"roles": sorted(roles or []), "members": sorted(bytes(member) for member in members or [])}
+        if members is not None and not isinstance(members, (list, tuple, set, frozenset)):
+            raise UsageError(f"members are a list of identity keys, not {kind_of(members)}")
+        named = sorted(arguments.key(member, "a member") for member in members or [])
+        rule = {"roles": sorted(roles or []), "members": named}
         self._write_metadata(Set((ACCESS_KEY,), rule))
 
     def unrestrict(self) -> None:
@@ -139,7 +143,7 @@ class Item:
         """Continue this item under another version of its model, as a new item; see docs/models.md."""
         from echostore.peer.model_fork import fork_item
 
-        return fork_item(self, version, convert)
+        return fork_item(self, arguments.whole(version, "a model version", least=1), convert)
 
     # place
 
@@ -150,15 +154,15 @@ class Item:
             home = self.party.runtime.state.home(self._record().item)
         return None if home is None else self.party.handle(home)
 
-    def children(self) -> "list[Item]":
-        """Items whose home this is."""
-        with self.party.reading():
-            return [self.party.handle(item) for item in self.party.runtime.source.children(self.id)]
+    def children(self, *, deleted: bool = False) -> "list[Item]":
+        """Items whose home this is; like queries, without deleted ones unless they are asked for."""
+        with self.party.reading() as runtime:
+            return self.party.handles(runtime.source.children(self.id), deleted=deleted)
 
-    def embedded(self) -> "list[Item]":
-        """Its children and what is embedded in it besides."""
-        with self.party.reading():
-            return [self.party.handle(item) for item in self.party.runtime.source.embedded(self.id)]
+    def embedded(self, *, deleted: bool = False) -> "list[Item]":
+        """Its children and what is embedded in it besides; deleted ones as in `children`."""
+        with self.party.reading() as runtime:
+            return self.party.handles(runtime.source.embedded(self.id), deleted=deleted)
 
     def move(self, parent: "Item | None") -> None:
         """Give it another home; None is the party's system item."""

@@ -134,10 +134,10 @@ def _carry_over(old: Item, made: Item) -> None:
     changes: list[Change] = [Set((key,), value) for key, value in metadata.items() if key != DELETED_KEY]
     if changes:
         made._write_metadata(*changes)
-    children = old.children()
+    children = old.children(deleted=True)
     kept = {child.id for child in children}
     for child in children:
         child.move(made)
-    for guest in old.embedded():
+    for guest in old.embedded(deleted=True):
         if guest.id not in kept:
             guest.embed_in(made)

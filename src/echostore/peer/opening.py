@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from echostore.kernel.errors import Corrupt, NotFound, Refused, UsageError
-from echostore.kernel.ids import DeviceKey, FeedKey, IdentityKey, PartyKey, created_item_id
+from echostore.kernel.ids import SYSTEM_TYPE, DeviceKey, FeedKey, IdentityKey, PartyKey, created_item_id
 from echostore.kernel.items.operations import GENESIS, ItemOperation
 from echostore.kernel.items.record import Genesis
 from echostore.kernel.models.property_set import PropertySet, Set
@@ -29,7 +29,7 @@ from echostore.kernel.party.credentials import (
 from echostore.peer.anchors import Anchor
 from echostore.peer.identity import JoinRequest, Welcome
 from echostore.peer.party import Party
-from echostore.peer.processor import SYSTEM_TYPE, PartyProcessor
+from echostore.peer.processor import PartyProcessor
 from echostore.peer.runtime import PartyRuntime
 from echostore.store.blob_store import BlobStore
 from echostore.store.feed_store import FeedStore
@@ -200,6 +200,7 @@ class PartyOpener:
         party = self._party(known, runtime)
         if not peer.read_only and not runtime.processor.paused:
             party.report_forks()
+            runtime.reissues.look()
         return party
 
     def _renew(self, known: KnownParty, runtime: PartyRuntime) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from echostore.kernel.errors import Corrupt
 from echostore.kernel.ids import (
+    SYSTEM_TYPE,
     FeedId,
     FeedKey,
     IdentityKey,
@@ -37,24 +38,16 @@ from echostore.kernel.reasons import Reason
 from echostore.kernel.timeframe import Dependency, Timeframe
 from echostore.peer.anchors import Anchor
 from echostore.peer.checkpoints import load_cursors, load_moves, load_record
-from echostore.peer.membership import Membership
 from echostore.peer.positions import control_timeframe, data_timeframe, dependencies
 from echostore.peer.reading import BlockReader
 from echostore.peer.refolding import LACKING, refold, refold_found, refold_moved
+from echostore.peer.rejections import listed_rejects
 from echostore.store.feed_store import FeedStore
 from echostore.store.item_store import ItemStore
+from echostore.wire.control import Membership
 from echostore.wire.messages import decode_envelope, decode_operations
 
 READER_ROLES = frozenset({Role.READER})
-
-SYSTEM_TYPE = "system"
-"""The type of a party's system item."""
-
-EXCLUSIONS = frozenset({Reason.FORK, Reason.BEYOND_CUT, Reason.RETIRED, Reason.READER, Reason.UNADMITTED})
-"""Why the admission keeps a whole block out."""
-
-AFTER_INVALID_LISTED_MAX = 1024
-"""Blocks of an ended feed that are listed one by one; a feed may grow for ever after its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +122,12 @@ class PartyProcessor:
         self.children: list[PartyProcessor] = []
         self.on_admission: list[Callable[[], None]] = []
         """Told when control has changed which blocks count."""
-        self.generations: dict[ItemId, int] = {}
+        self.on_processed: list[Callable[[set[FeedId]], None]] = []
+        """Told at the end of a run which feeds it processed further."""
+        self._moved: set[FeedId] = set()
+        self.refolded: set[ItemId] = set()
+        """Items that were folded again since somebody last looked."""
+        self.after_finish: Callable[[], None] = lambda: None
         self.before_refold: Callable[[], None] = lambda: None
         """Makes this device's own open writes readable from the store."""
         self._pending = _Pending()
@@ -372,12 +370,17 @@ class PartyProcessor:
         if changed or delivered:
             for listener in list(self.listeners):
                 listener(changed, delivered)
+        self.after_finish()
+        moved, self._moved = self._moved, set()
+        for heard in list(self.on_processed) if moved else ():
+            heard(moved)
 
     def _take_control(self, event: Delivery | Ended) -> bool:
         if isinstance(event, Ended):
             return False
         self.counters.control += 1
         self.advanced.add(event.cursor.id)
+        self._moved.add(event.cursor.id)
         self.membership.receive(event)
         return True
 
@@ -386,6 +389,7 @@ class PartyProcessor:
         feed = cursor.id
         self.counters.delivered += 1
         self.advanced.add(feed)
+        self._moved.add(feed)
         writer = self.writer(feed, seq)
         if writer is not None:
             self.apply_message(feed, seq, link, envelope, writer)
@@ -461,7 +465,7 @@ class PartyProcessor:
 
     def check_form(self, feed: FeedId, seq: int) -> None:
         """List a message that counts, as far as the admission goes, if it is malformed."""
-        body = self._envelope(feed, seq).body
+        body = self.envelope(feed, seq).body
         try:
             decode_operations(body, party=self.party, feed=feed, seq=seq)
         except OperationRefused as refusal:
@@ -485,10 +489,6 @@ class PartyProcessor:
         for child in list(self.children):
             child.control_moved()
         self.advance(list(self.orderer.cursors))
-
-    def generation(self, item: ItemId) -> int:
-        """Under which generation this device edits an item in place; it rises when own work was excluded."""
-        return self.generations.get(item, 0)
 
     # when control changes what counts
 
@@ -520,22 +520,9 @@ class PartyProcessor:
         """All that did not enter the state, with the reasons."""
         self._collect_rejects()
         stored = self.items.rejects() if self.items is not None else []
-        merged = {(reject.feed, reject.seq, reject.position): reject for reject in (*stored, *self.new_rejects)}
-        found = [self._as_of_now(reject) for reject in merged.values()]
-        for cursor in self.orderer.cursors.values():
-            if cursor.ended is not None and (self.parent is None or cursor.kind == DATA):
-                found.append(Reject(cursor.id, cursor.length, -1, Reason.INVALID, cursor.ended))
-                last = min(cursor.held, cursor.length + AFTER_INVALID_LISTED_MAX)
-                found += [
-                    Reject(cursor.id, seq, -1, Reason.AFTER_INVALID, "") for seq in range(cursor.length + 1, last)
-                ]
-        return sorted(found)
-
-    def _as_of_now(self, reject: Reject) -> Reject:
-        """A block that is excluded still may be so for another reason by now."""
-        if reject.position >= 0 or reject.reason not in EXCLUSIONS:
-            return reject
-        return reject._replace(reason=self.admission.why_excluded(FeedId(reject.feed), reject.seq) or reject.reason)
+        kinds = (DATA,) if self.parent is not None else (CONTROL, DATA)
+        cursors = [cursor for cursor in self.orderer.cursors.values() if cursor.kind in kinds]
+        return listed_rejects((*stored, *self.new_rejects), self.admission, cursors)
 
     def places(self, items: frozenset[ItemId]) -> list[tuple[FeedId, int]]:
         """The blocks that write any of these items, excluded ones too: from the store's index and what came since."""
@@ -580,9 +567,9 @@ class PartyProcessor:
         return min(found)[1] if found else None
 
     def operations_at(self, feed: FeedId, seq: int) -> list[ItemOperation]:
-        return self.operations(feed, seq, self._envelope(feed, seq).body)
+        return self.operations(feed, seq, self.envelope(feed, seq).body)
 
-    def _envelope(self, feed: FeedId, seq: int) -> Envelope:
+    def envelope(self, feed: FeedId, seq: int) -> Envelope:
         """The envelope of a processed block."""
         cursor = self.orderer.cursors[feed]
         envelope = decode_envelope(self.feeds.block(cursor.key, seq).payload, cursor.kind)

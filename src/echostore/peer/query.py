@@ -23,7 +23,7 @@ from echostore.kernel.query.live import Change, Token
 from echostore.kernel.query.source import Deleted
 from echostore.kernel.query.spec import Order, QuerySpec, Reduce, Reducer, Stage, Step
 from echostore.kernel.values import Value
-from echostore.peer import query_arrow
+from echostore.peer import arguments, query_arrow
 from echostore.peer.query_live import Following, SourceProvider, Subscription, Watch
 
 __all__ = ["Change", "MultiQuery", "Query", "SourceProvider", "Subscription", "Watch", "field", "query_over"]
@@ -245,11 +245,13 @@ class MultiQuery(Generic[I]):
         With `initial` the first call is at once, with everything as added. `fn` runs while the party applies the
         batch: it should be quick. What it raises reaches whoever applied the batch.
         """
-        return Subscription(Following(self._providers, self.spec, fn, initial=initial))
+        told = arguments.function(fn, "what is told of changes")
+        return Subscription(Following(self._providers, self.spec, told, initial=arguments.flag(initial, "initial")))
 
     def watch(self, *, timeout_s: float | None = None, initial: bool = False) -> Watch[I]:
         """An iterator over changes from now on; it ends when nothing changed for `timeout_s`."""
-        return Watch(self._providers, self.spec, timeout_s=timeout_s, initial=initial)
+        patience_s = arguments.seconds(timeout_s, "timeout_s")
+        return Watch(self._providers, self.spec, timeout_s=patience_s, initial=arguments.flag(initial, "initial"))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({'; '.join(self.spec.describe())})"

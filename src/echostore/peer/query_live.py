@@ -192,6 +192,22 @@ class Watch(Generic[I]):
         self._following.catch_up()
         return change
 
+    def poll(self, wait_s: float) -> Change[I] | None:
+        """The next change; None when none has come in that time. Unlike iterating, it does not end the watch."""
+        change = self._backlog.take(wait_s)
+        if change is not None:
+            self._following.catch_up()
+        return change
+
+    @property
+    def timeout_s(self) -> float | None:
+        """How long an iteration waits for a change before it ends."""
+        return self._timeout_s
+
+    @property
+    def closed(self) -> bool:
+        return not self._end.alive
+
     def close(self) -> None:
         """End the iteration, also for a thread that waits in it."""
         self._end()

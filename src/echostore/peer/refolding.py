@@ -62,6 +62,7 @@ def refold(processor: "PartyProcessor", items: Iterable[ItemId]) -> None:
         existed = {item for item in todo if state.record(item) is not None}
         _fold_again(processor, frozenset(todo))
         processor.counters.refolded_items += len(todo)
+        processor.refolded |= todo
         flipped = {item for item in todo if (item in existed) != (state.record(item) is not None)}
         todo = _dependents(processor, flipped) if flipped else set()
 

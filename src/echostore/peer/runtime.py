@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from echostore.kernel.errors import Closed, EchoError, Refused, TooLarge
-from echostore.kernel.ids import FeedKey, ItemId, PartyKey, Stamp, created_item_id
+from echostore.kernel.ids import FeedId, FeedKey, ItemId, PartyKey, Stamp, created_item_id
 from echostore.kernel.items.operations import ItemOperation, WriterRole
 from echostore.kernel.items.record import ItemRecord
 from echostore.kernel.limits import OPERATIONS_MAX
@@ -27,13 +27,15 @@ from echostore.peer.checkpoints import cursor_rows, decode_values, index_key, mo
 from echostore.peer.model_registry import COMMUTING_MARK, commuting_mark
 from echostore.peer.pen import EDITS_MAX, Pen
 from echostore.peer.processor import PartyProcessor
+from echostore.peer.reissue import Reissues
 from echostore.peer.source import PartySource
+from echostore.peer.undo_images import PROPERTY_FIELDS, UndoImages, layers_of
 from echostore.peer.writer import OwnFeed
 from echostore.store.blob_store import BlobStore
 from echostore.store.feed_store import FeedStore
 from echostore.store.item_store import Checkpoint, ItemStore
 from echostore.wire.generated import credential_pb2
-from echostore.wire.messages import encode_operation
+from echostore.wire.messages import decode_envelope, encode_operation
 from echostore.wire.signing import SigningKey
 
 CHECKPOINT_MESSAGES = 8192
@@ -70,11 +72,12 @@ class PartyRuntime:
         self.data: OwnFeed | None = None
         self.control: OwnFeed | None = None
         self.declared: set[str] = set()
-        self.source = PartySource(processor.state, items)
+        self.source = PartySource(processor.state, items, block_time=self._block_time)
         self.source.touched(processor.state.dirty)  # the tail was folded before anybody listened
         self.open_edits: dict[ItemId, ItemRecord] = {}
         self.edit_count = 0
         self._pens: dict[ItemId, Pen] = {}
+        self.undo_images = UndoImages()
         self.schema_count = 0
         self.on_write: Callable[[], None] = lambda: None
         """Told after every write, so that a flush is due."""
@@ -82,6 +85,7 @@ class PartyRuntime:
         self._batch: _Batch | None = None
         self._applied_saved = 0
         processor.before_refold = self.flush_blocks
+        self.reissues = Reissues(self)
         processor.listeners.append(lambda changed, delivered: self.source.touched(changed))
 
     @property
@@ -122,6 +126,10 @@ class PartyRuntime:
             )
         return WriterRole(record.identity, role.label)
 
+    @property
+    def may_write(self) -> bool:
+        return not self.closed and self.writable and self.failure is None
+
     def check_writable(self) -> None:
         if self.closed:
             raise Closed("the party has been closed", next_step="Open the peer again.")
@@ -148,6 +156,8 @@ class PartyRuntime:
             self._write(operations, writer, undoes=undoes)
             self.processor.finish()
         else:
+            if self.open_edits:
+                self.collect_edits()  # in the order in which they were made: a rule set later must not rule over them
             self._batch.add(operations)
 
     @contextmanager
@@ -170,6 +180,7 @@ class PartyRuntime:
                     self.processor.refold(batch.touched)
         except BaseException:
             self._batch = None
+            self.undo_images.drop()
             self.open_edits.clear()
             self._close_pens()
             if batch.touched:
@@ -196,9 +207,13 @@ class PartyRuntime:
         time_ms = self.now_ms() if applied_ms is None else applied_ms
         envelope, link = own.seal(time_ms=time_ms, operations=encoded, undoes=undoes)
         if applied_ms is not None:
+            self.state.stamp_edits(envelope.depth, feed, seq, operations)
             self.processor.count_message(feed, seq, link, envelope, writer, operations)
         else:
+            for operation in operations:
+                self._note_image(operation)
             self.processor.apply_message(feed, seq, link, envelope, writer, operations=operations, own=True)
+        self.undo_images.keep(seq)
         if own.full:
             self.flush_blocks()
         self.on_write()
@@ -207,8 +222,19 @@ class PartyRuntime:
     def apply_now(self, operation: ItemOperation, position: int, writer: WriterRole, depth: int, time_ms: int) -> None:
         """Show one operation of an open batch to its writer."""
         assert self.data is not None
+        self._note_image(operation)
         stamp = Stamp(depth, self.data.feed, self.data.cursor.length, position)
         self.source.touched(self.state.apply_own(operation, stamp, time_ms, writer))
+
+    def _note_image(self, operation: ItemOperation) -> None:
+        """Before an own operation on a property set is applied: what it will change is what an undo puts back."""
+        item, field, body = operation
+        if field in PROPERTY_FIELDS:
+            assert self.data is not None
+            record = self.state.record(item)
+            layers = {} if record is None else layers_of(record, field)
+            if layers is not None:
+                self.undo_images.note((item, field), layers.get(self.data.feed, {}), body)
 
     # open edits of texts and lists
 
@@ -220,7 +246,7 @@ class PartyRuntime:
         if rule is not None and writer.role != "owner" and not rule.allows(writer.role, writer.identity):
             raise Refused("the item's access metadata does not let this member write it")
         assert self.data is not None
-        record.model.begin(self.data.feed, self.processor.generation(record.item))
+        record.model.begin(self.data.feed, self.reissues.generation(record))
         self.open_edits[record.item] = record
         self.state.dirty.add(record.item)
         self.state.changed.add(record.item)
@@ -368,6 +394,17 @@ class PartyRuntime:
         stored = self.items.scan("1", ()) if self.items is not None else []
         state = self.state
         return sorted({item for item in stored if item not in state.gone} | set(state.records))
+
+    def _block_time(self, feed: FeedId, seq: int) -> int | None:
+        """What the clock of a block's writer showed; None when the block is not here any more."""
+        cursor = self.processor.orderer.cursors.get(feed)
+        if cursor is None or not self.feeds.has_feed(cursor.key):
+            return None
+        held = self.feeds.feed(cursor.key)
+        if not held.base <= seq < held.length:
+            return None
+        envelope = decode_envelope(self.feeds.block(cursor.key, seq).payload, DATA)
+        return None if isinstance(envelope, Reason) else int(envelope.body.time_ms)
 
     def models_in_use(self) -> set[tuple[str, int]]:
         found = {(record.genesis.model, record.genesis.version) for record in self.state.records.values()}

@@ -7,10 +7,22 @@ The overlay is brought up to date when a query asks, so that writing costs nothi
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
-from echostore.kernel.ids import FeedId, ItemId, PartyKey, Stamp, item_local
+from echostore.kernel.ids import (
+    ARC_BIT,
+    FEED_ID_BYTES,
+    POSITION_BITS,
+    FeedId,
+    ItemId,
+    PartyKey,
+    Stamp,
+    is_system_item,
+    item_creator,
+    item_local,
+)
 from echostore.kernel.items.record import ItemRecord
 from echostore.kernel.items.state import PartyState
 from echostore.kernel.query.source import Deleted, Row
@@ -19,6 +31,9 @@ from echostore.peer.checkpoints import decode_values, index_key, references_in, 
 from echostore.store.item_store import ItemRow, ItemStore
 
 VIEW_CLASS = "view_class"
+
+BLOCK_TIMES_MAX = 65_536
+"""Times of blocks that are remembered for `@created`: reading one costs a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +51,17 @@ class _Entry:
 class PartySource:
     """The `Source` of one party's queries."""
 
-    def __init__(self, state: PartyState, store: ItemStore | None, declared: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        state: PartyState,
+        store: ItemStore | None,
+        declared: Iterable[str] = (),
+        *,
+        block_time: Callable[[FeedId, int], int | None] = lambda feed, seq: None,
+    ) -> None:
         self._state = state
         self._store = store
+        self._block_time = lru_cache(BLOCK_TIMES_MAX)(block_time)
         self.declared = frozenset(declared)
         self._stale: set[ItemId] = set()
         self._seen: dict[ItemId, _Entry] = {}
@@ -126,8 +149,7 @@ class PartySource:
         return sorted([*found, *self._by_parent.get(None, ())])
 
     def embedded(self, item: ItemId) -> list[ItemId]:
-        elsewhere = self._state.tree.embedded_elsewhere()
-        return sorted({*self.children(item), *(child for child, parents in elsewhere.items() if item in parents)})
+        return sorted({*self.children(item), *self._state.tree.guests(item)})
 
     def embedders(self, item: ItemId) -> list[ItemId]:
         home = self._state.home(item)
@@ -150,6 +172,27 @@ class PartySource:
         self._refresh()
         found = self._clean(self._store.referrers(item)) if self._store else []
         return sorted({*found, *self._by_reference.get(item, ())})
+
+    # besides the port
+
+    def hidden(self, item: ItemId) -> bool:
+        """Whether an item or anything it hangs below was deleted."""
+        return self._below_deleted(item)
+
+    def is_system(self, item: ItemId) -> bool:
+        """Whether an item is the party's system item."""
+        if any(item[FEED_ID_BYTES:]):  # nearly always, and without a look at the item
+            return False
+        row = self.row(item)
+        return row is not None and row.system
+
+    def created_ms(self, item: ItemId) -> int | None:
+        """When an item was made, by its writer's clock: from memory, else from the block that made it."""
+        record = self._state.records.get(item)
+        if record is not None and record.created_ms is not None:
+            return record.created_ms
+        local = item_local(item)
+        return None if local & ARC_BIT else self._block_time(item_creator(item), local >> POSITION_BITS)
 
     # inside
 
@@ -240,6 +283,8 @@ class PartySource:
             target_party=genesis.target_party,
             created=_created(genesis.item, genesis.depth),
             view_class=_view_class(genesis.inception_key, values),
+            system=is_system_item(genesis.item, genesis.type),
+            time_of=self.created_ms,
         )
 
     def _stored_row(self, stored: ItemRow) -> Row:
@@ -260,6 +305,8 @@ class PartySource:
             target_party=PartyKey(stored.target_party) if stored.target_party else None,
             created=_created(ItemId(stored.item), stored.depth),
             view_class=_view_class(stored.inception or b"", values),
+            system=is_system_item(ItemId(stored.item), stored.type),
+            time_of=self.created_ms,
         )
 
     def _below_deleted(self, parent: ItemId | None) -> bool:

@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from echostore.kernel.ids import feed_id
+from echostore.kernel.ids import FeedId, FeedKey, feed_id
+from echostore.peer.elsewhere import HeldElsewhere
 
 if TYPE_CHECKING:
     from echostore.peer.party import Party
+    from echostore.peer.processor import PartyProcessor
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,7 @@ class FeedStatus:
     waits_for: str
     ended: str
     excluded: str
+    others: tuple[HeldElsewhere, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +63,44 @@ def party_status(party: "Party") -> PartyStatus:
                     held=held.length,
                     processed=min(processed, held.length),
                     known=known,
-                    waits_for=f"{waits[0].hex()[:8]}:{waits[1]}" if waits else "",
+                    waits_for=f"{_feed_text(processor, waits[0])}:{waits[1]}" if waits else "",
                     ended=str(cursor.ended) if cursor and cursor.ended else "",
                     excluded=str(excluded) if excluded else "",
+                    others=tuple(party.elsewhere(held.key)),
                 )
             )
             if held.own:
                 unshared += held.length - party.shared_length(held.key)
+        for key in sorted(party.known_feeds() - {bytes(row.key) for row in rows}):
+            admitted = processor.admission.by_id.get(feed_id(FeedKey(key)))
+            rows.append(
+                FeedStatus(
+                    key=key,
+                    kind=admitted.kind if admitted else "",
+                    owner=names.get(admitted.identity, "") if admitted else "",
+                    own=False,
+                    held=0,
+                    processed=0,
+                    known=party.known_length(key),
+                    waits_for="",
+                    ended="",
+                    excluded="",
+                    others=tuple(party.elsewhere(key)),
+                )
+            )
         return PartyStatus(
             party=party.key,
             title=party.title,
             feeds=rows,
-            items=len(runtime.all_items()),
+            items=sum(not runtime.source.is_system(item) for item in runtime.all_items()),
             rejected=len(processor.rejects()),
             unshared=unshared,
             writable=runtime.writable,
             failure=str(runtime.failure or ""),
         )
+
+
+def _feed_text(processor: "PartyProcessor", feed: FeedId) -> str:
+    """The key of a feed; of one that nobody has admitted yet, the part of it that messages name."""
+    cursor = processor.orderer.cursors.get(feed)
+    return cursor.key.hex() if cursor else feed.hex()

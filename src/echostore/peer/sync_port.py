@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from echostore.kernel.errors import StorageFailed
 from echostore.kernel.feed import Head
-from echostore.kernel.ids import FeedKey, Link, feed_id
+from echostore.kernel.ids import FeedId, FeedKey, Link, feed_id
 from echostore.kernel.order import CONTROL
 from echostore.kernel.reasons import Reason
 from echostore.kernel.sync.frames import FeedTip, Tip
@@ -37,6 +37,7 @@ class PartySyncPort:
         self._known: set[FeedKey] = {admitted.feed for admitted in party.runtime.processor.admission.feeds}
         party.runtime.on_durable.append(self._grew)
         party.runtime.processor.on_admission.append(self._admission_moved)
+        party.runtime.processor.on_processed.append(self._processed)
 
     def feeds(self) -> list[FeedTip]:
         """Every admitted feed with its tip, and the branches kept as evidence."""
@@ -111,6 +112,14 @@ class PartySyncPort:
                 self._grew(key, runtime.feeds.length(key))
             return Rejection(result.reason, fatal=result.reason is Reason.BAD_SIGNATURE)
 
+    def processed_length(self, key: FeedKey) -> int:
+        """How much of a feed has been applied. Own blocks count once they are durable, like those of others."""
+        with self._party.reading() as runtime:
+            cursor = runtime.processor.orderer.cursors.get(feed_id(key))
+            if cursor is None or cursor.key != key or not runtime.feeds.has_feed(key):
+                return 0
+            return min(cursor.length, runtime.feeds.length(key))
+
     def fork_proofs(self) -> Iterable[bytes]:
         with self._party.reading() as runtime:
             return [sha256(proof.feed + proof.seq.to_bytes(8, "big")).digest() for proof in runtime.feeds.forks()]
@@ -134,6 +143,15 @@ class PartySyncPort:
             if not feeds.has_feed(admitted.feed):
                 feeds.add_feed(admitted.feed, admitted.kind.value)
             self._grew(admitted.feed, feeds.length(admitted.feed))
+
+    def _processed(self, moved: set[FeedId]) -> None:
+        """Let the other side know how far this one is in the feeds that it has just processed."""
+        if self._callbacks:
+            feeds = self._party.runtime.feeds
+            for feed in sorted(moved):
+                key = self._party.runtime.processor.feed_key(feed)
+                if feeds.has_feed(key):
+                    self._grew(key, feeds.length(key))
 
     def _grew(self, key: FeedKey, length: int) -> None:
         for callback in list(self._callbacks):

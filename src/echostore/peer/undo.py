@@ -7,54 +7,67 @@ read off the own feed after a restart:
     written   m1  m2  u(m2)            undo stack: m1         redo stack: u(m2)
 
 Of property sets it puts this feed's own entries back, so the best remaining write wins and nobody else's work is
-erased. Created items are deleted, posts retracted, moved items moved back, edits in place reversed around what
-others did since.
+erased. Created items are deleted, posts retracted, moved items moved back. Edits of texts and lists are reversed around
+what others did since; what an earlier undo put back counts as what it once was (`kernel.models.stand_ins`).
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 from echostore.kernel.errors import Refused
 from echostore.kernel.ids import ItemId, Stamp, created_item_id
-from echostore.kernel.items.operations import CUSTOM, GENESIS, METADATA, PLACEMENT, ItemOperation
+from echostore.kernel.items.operations import CUSTOM, GENESIS, METADATA, PLACEMENT, REFUSED, ItemOperation
 from echostore.kernel.items.record import DELETED_KEY
 from echostore.kernel.items.tree import EMBED, MOVE, UNEMBED
-from echostore.kernel.models.property_set import PropertySet, Set, undo_of
+from echostore.kernel.models.growable_array import GrowableArray
+from echostore.kernel.models.property_set import Operation, PropertySet, Set, undo_of
+from echostore.kernel.models.stand_ins import Originals
+from echostore.kernel.models.text import ConcurrentText
 from echostore.kernel.models.threaded_log import OwnPost, Post, Retract, Revive
 from echostore.kernel.order import DATA, Envelope
 from echostore.peer.runtime import PartyRuntime
+from echostore.peer.undo_images import PROPERTY_FIELDS, Image, Place, layers_of, note
 from echostore.wire.messages import decode_envelope, decode_operations
+
+SEQUENCES = {model.name: model for model in (GrowableArray, ConcurrentText)}
+"""Models whose edits are made in place."""
 
 STACK_MESSAGES_MAX = 1000
 """How far back undo reaches: own messages that are read to find the stacks."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Stacks:
+    """Seqs of own messages. Of those that can be undone and redone the next one is last."""
+
+    start: int
+    undo: list[int]
+    redo: list[int]
+    undos: list[int]
+    """The ones that took something back, redos too."""
+
+
 def undo(runtime: PartyRuntime) -> bool:
-    _check_no_batch(runtime)
-    runtime.flush()
-    undo_stack, _ = _stacks(runtime)
-    return any(_take_back(runtime, seq) for seq in reversed(undo_stack))
+    stacks = _stacks(runtime)
+    return any(_take_back(runtime, seq, stacks) for seq in reversed(stacks.undo))
 
 
 def redo(runtime: PartyRuntime) -> bool:
-    _check_no_batch(runtime)
-    runtime.flush()
-    _, redo_stack = _stacks(runtime)
-    return any(_take_back(runtime, seq) for seq in reversed(redo_stack))
+    stacks = _stacks(runtime)
+    return any(_take_back(runtime, seq, stacks) for seq in reversed(stacks.redo))
 
 
-def _check_no_batch(runtime: PartyRuntime) -> None:
+def _stacks(runtime: PartyRuntime) -> _Stacks:
     if runtime.in_batch:
         raise Refused("a batch is open", next_step="Undo after it; a batch that raises is taken back as a whole.")
-
-
-def _stacks(runtime: PartyRuntime) -> tuple[list[int], list[int]]:
-    """Seqs of own messages that can be undone and redone, the next one last."""
+    runtime.flush()
     own = runtime.data
     if own is None:
-        return [], []
+        return _Stacks(0, [], [], [])
     undo_stack: list[int] = []
     redo_stack: list[int] = []
     undos: set[int] = set()
+    undone: list[int] = []
     founded = runtime.processor.system_item == created_item_id(own.feed, 0, 0)  # the party itself stays
     start = max(1 if founded else 0, own.cursor.length - STACK_MESSAGES_MAX)
     for block in runtime.feeds.read(own.cursor.key, start, own.cursor.length):
@@ -64,74 +77,119 @@ def _stacks(runtime: PartyRuntime) -> tuple[list[int], list[int]]:
         if target < 0:
             undo_stack.append(block.seq)
             redo_stack.clear()
-        elif target in undos:
-            redo_stack = [seq for seq in redo_stack if seq != target]
+            continue
+        undone.append(block.seq)
+        if target in undos:
+            _pop(redo_stack, target)
             undo_stack.append(block.seq)
         else:
-            undo_stack = [seq for seq in undo_stack if seq != target]
+            _pop(undo_stack, target)
             undos.add(block.seq)
             redo_stack.append(block.seq)
-    return undo_stack, redo_stack
+    return _Stacks(start, undo_stack, redo_stack, undone)
 
 
-def _take_back(runtime: PartyRuntime, seq: int) -> bool:
+def _pop(stack: list[int], target: int) -> None:
+    """Take a message off, and those above it: they had changed nothing and were passed over."""
+    if target in stack:
+        del stack[stack.index(target) :]
+
+
+def _take_back(runtime: PartyRuntime, seq: int, stacks: _Stacks) -> bool:
     """Whether there was anything to take back; a message that changed nothing is passed over."""
     own = runtime.data
     assert own is not None
     length = own.cursor.length
-    block = runtime.feeds.block(own.cursor.key, seq)
-    envelope = decode_envelope(block.payload, DATA)
-    assert isinstance(envelope, Envelope), envelope
-    operations = decode_operations(envelope.body, party=runtime.party, feed=own.feed, seq=seq)
+    message = _own_message(runtime, seq)
+    properties: dict[Place, list[tuple[Operation, Stamp]]] = {}
     reversals: list[ItemOperation] = []
-    done: set[tuple[ItemId, str]] = set()
     with runtime.batch(undoes=seq):
-        for position in range(len(operations) - 1, -1, -1):
-            operation = operations[position]
-            place = (operation.item, operation.field)
-            if operation.field in (PropertySet.name, METADATA):
-                if place not in done:
-                    reversals.extend(_restore_layer(runtime, operation, seq))
-                    done.add(place)
+        for operation, stamp in reversed(message):
+            item, field, body = operation
+            if field in PROPERTY_FIELDS:
+                properties.setdefault((item, field), []).insert(0, (body, stamp))
+            elif field in SEQUENCES:
+                _reverse_edits(runtime, operation, stacks)
             else:
-                stamp = Stamp(envelope.depth, own.feed, seq, position)
                 reversals.extend(_reversal(runtime, operation, stamp))
+        for place, operations in properties.items():
+            reversals.extend(_restore_entries(runtime, place, operations, stacks))
         if reversals:
             runtime.operate(reversals)
     return own.cursor.length > length
 
 
-def _restore_layer(runtime: PartyRuntime, operation: ItemOperation, seq: int) -> list[ItemOperation]:
-    """Put this feed's entries back that a message changed, as far as they still stand as it left them."""
+def _own_message(runtime: PartyRuntime, seq: int) -> list[tuple[ItemOperation, Stamp]]:
     own = runtime.data
     assert own is not None
-    record = runtime.state.record(operation.item)
-    if record is None:
-        return []
-    before, after = PropertySet(operation.item), PropertySet(operation.item)
-    for model, end in ((before, seq), (after, seq + 1)):
-        for feed, at in runtime.processor.places(frozenset({operation.item})):
-            if feed == own.feed and at < end:
-                _fold_own(runtime, model, operation, at)
-    current = record.metadata if operation.field == METADATA else record.model
-    now = current.layers.get(own.feed, {})
-    restores = undo_of(before.layers.get(own.feed, {}), after.layers.get(own.feed, {}))
-    standing = tuple(
-        restore for restore in restores if now.get(restore.key) == after.layers.get(own.feed, {}).get(restore.key)
-    )
-    return [ItemOperation(operation.item, operation.field, standing)] if standing else []
-
-
-def _fold_own(runtime: PartyRuntime, model: PropertySet, wanted: ItemOperation, seq: int) -> None:
-    own = runtime.data
-    assert own is not None
-    block = runtime.feeds.block(own.cursor.key, seq)
-    envelope = decode_envelope(block.payload, DATA)
+    envelope = decode_envelope(runtime.feeds.block(own.cursor.key, seq).payload, DATA)
     assert isinstance(envelope, Envelope), envelope
     operations = decode_operations(envelope.body, party=runtime.party, feed=own.feed, seq=seq)
-    for position, operation in enumerate(operations):
-        if operation.item == wanted.item and operation.field == wanted.field:
-            model.apply(operation.body, Stamp(envelope.depth, own.feed, seq, position), 0)
+    return [
+        (operation, Stamp(envelope.depth, own.feed, seq, position)) for position, operation in enumerate(operations)
+    ]
+
+
+def _restore_entries(
+    runtime: PartyRuntime, place: Place, operations: list[tuple[Operation, Stamp]], stacks: _Stacks
+) -> list[ItemOperation]:
+    """Put this feed's entries back that a message changed, as far as they still stand as it left them."""
+    item, field = place
+    record = runtime.state.record(item)
+    layers = None if record is None else layers_of(record, field)
+    if layers is None:
+        return []
+    feed, seq = operations[0][1].feed, operations[0][1].seq
+    image = runtime.undo_images.get(seq, place, refolded=runtime.processor.counters.refolded_items)
+    if image is None:
+        image = _read_images(runtime, place, seq, stacks)
+    before = {key: entry for key, entry in image.items() if entry is not None}
+    model = PropertySet(item, {feed: dict(before)} if before else {})
+    for operation, stamp in operations:
+        model.apply(operation, stamp, 0)
+    after = model.layers.get(feed, {})
+    now = layers.get(feed, {})
+    restores = undo_of(before, after)
+    standing = tuple(restore for restore in restores if now.get(restore.key) == after.get(restore.key))
+    return [ItemOperation(item, field, standing)] if standing else []
+
+
+def _read_images(runtime: PartyRuntime, place: Place, wanted: int, stacks: _Stacks) -> Image:
+    """Read the images of all messages that undo can reach from this feed's operations on one property set."""
+    own = runtime.data
+    assert own is not None
+    item, field = place
+    model = PropertySet(item)
+    found: Image = {}
+    for seq in sorted(runtime.processor.touches_of(item, own.feed, 0)):
+        image: Image = {}
+        for operation, stamp in _own_message(runtime, seq):
+            if operation.item == item and operation.field == field:
+                note(image, model.layers.get(own.feed, {}), operation.body)
+                model.apply(operation.body, stamp, 0)
+        if seq >= stacks.start:
+            runtime.undo_images.put(seq, place, image)
+        if seq == wanted:
+            found = image
+    return found
+
+
+def _reverse_edits(runtime: PartyRuntime, operation: ItemOperation, stacks: _Stacks) -> None:
+    """Reverse the edits of a text or a list, as open edits that the batch seals."""
+    record = runtime.state.record(operation.item)
+    if record is None or not isinstance(record.model, SEQUENCES[operation.field]):
+        return
+    runtime.edit(record)
+    originals = Originals()
+    for seq in stacks.undos:
+        for other, _ in _own_message(runtime, seq):
+            if (
+                other.item == operation.item
+                and other.field == operation.field
+                and record.model.holds(other.body.update)
+            ):
+                originals.add(other.body.update[0].writer, other.body.stand_ins)
+    record.model.undo_operation(operation.body, originals)
 
 
 def _reversal(runtime: PartyRuntime, operation: ItemOperation, stamp: Stamp) -> list[ItemOperation]:
@@ -146,11 +204,10 @@ def _reversal(runtime: PartyRuntime, operation: ItemOperation, stamp: Stamp) -> 
         return [] if back is None else [ItemOperation(item, PLACEMENT, back)]
     if field == "threaded-log":
         return _log_back(item, body, stamp)
-    if field == CUSTOM:
-        raise Refused(f"an operation of the model {record.genesis.model} can't be undone")
-    runtime.edit(record)
-    record.model.undo_operation(body)
-    return []
+    if field == REFUSED:
+        return []
+    assert field == CUSTOM, field
+    raise Refused(f"an operation of the model {record.genesis.model} can't be undone")
 
 
 def _placement_back(runtime: PartyRuntime, item: ItemId, body: Any, stamp: Stamp) -> tuple[int, ItemId | None] | None:

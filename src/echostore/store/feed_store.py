@@ -20,7 +20,7 @@ from typing import Self
 from echostore.kernel.errors import Corrupt, NotFound, Refused, TooLarge, UsageError
 from echostore.kernel.feed import Block, ForkProof, Head
 from echostore.kernel.ids import KEY_BYTES, NO_LINK, FeedKey, Link, PartyKey
-from echostore.kernel.limits import APPEND_BLOCKS_MAX, APPEND_BYTES_MAX
+from echostore.kernel.limits import APPEND_BLOCKS_MAX, APPEND_BYTES_MAX, SEQ_MAX
 from echostore.kernel.reasons import Reason
 from echostore.store.feed_audit import FeedVerdict, Progress, audit
 from echostore.store.feed_ranges import Append, HeldFeed, Ingested, Range, Rejection
@@ -222,11 +222,11 @@ class FeedStore:
             return None
         return self._link_before(held, seq + 1)
 
-    def heads(self, feed_key: FeedKey, start: int = 0) -> list[Head]:
-        """The heads that cover blocks from `start` on, in order."""
+    def heads(self, feed_key: FeedKey, start: int = 0, end: int = SEQ_MAX) -> list[Head]:
+        """The heads that end in the blocks from `start` to `end - 1`, in order."""
         rows = self._db.rows(
-            "SELECT length, link, signature FROM heads WHERE feed_no = ? AND length > ? ORDER BY length",
-            (self._need(feed_key).row.no, start),
+            "SELECT length, link, signature FROM heads WHERE feed_no = ? AND length > ? AND length <= ? ORDER BY length",
+            (self._need(feed_key).row.no, start, end),
         )
         return [Head(length, Link(link), signature) for length, link, signature in rows]
 

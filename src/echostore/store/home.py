@@ -4,6 +4,7 @@
     <home>/keys                         KeyStore
     <home>/instance                     which copy of the home this is (instance.py)
     <home>/lock                         who writes it (lock.py)
+    <home>/serve.sock                   where `echostore serve` takes local programs (peer/local_socket.py)
     <home>/parties/<party hex>/         feeds.db, items.db, blobs.db
     <home>/parties/<party hex>.gone/    a forgotten party on its way out (meta_store.py)
 

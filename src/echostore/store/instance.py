@@ -109,6 +109,14 @@ def standing_of(home: Home, *, state: Path | None = None, machine: str | None = 
     return _judge(home, inside, outside, machine_fingerprint() if machine is None else machine)
 
 
+def forget_instance(home: Home, *, state: Path | None = None) -> None:
+    """Remove the outside record of a home that is about to be deleted."""
+    inside = _read_inside(home.instance)
+    if inside is not None:
+        with contextlib.suppress(FileNotFoundError):
+            ((state or state_folder()) / inside.id).unlink()
+
+
 def state_folder() -> Path:
     """Where outside records live: ECHOSTORE_STATE, or the user's state folder."""
     chosen = os.environ.get(STATE_VARIABLE)

@@ -58,6 +58,21 @@ SCHEMA = Schema(
                 PRIMARY KEY (feed, seq, position)) WITHOUT ROWID""",
             """CREATE TABLE nodes (path TEXT PRIMARY KEY, cid BLOB NOT NULL, count INTEGER NOT NULL) WITHOUT ROWID""",
         ),
+        # `states.native` holds more than it did. Without cursors nothing is taken for processed: all is folded anew.
+        (
+            "DELETE FROM cursors",
+            "DELETE FROM about",
+            "DELETE FROM items",
+            "DELETE FROM states",
+            "DELETE FROM tree_dirty",
+            "DELETE FROM refs",
+            "DELETE FROM props",
+            "DELETE FROM touches",
+            "DELETE FROM touch_feeds",
+            "DELETE FROM moves",
+            "DELETE FROM rejects",
+            "DELETE FROM nodes",
+        ),
     ),
 )
 

@@ -170,10 +170,7 @@ class MetaStore:
         row = self._db.row("SELECT value FROM settings WHERE party = ? AND name = ?", (party or _PEER, name))
         if row is None:
             return default
-        try:
-            return msgspec.json.decode(row[0])
-        except msgspec.MsgspecError as error:
-            raise Corrupt(f"The setting {name!r} is damaged.", next_step="Set it again.") from error
+        return _setting(name, row[0])
 
     def set_setting(self, name: str, value: Any, *, party: PartyKey | None = None) -> None:
         """Keep a JSON value; None removes the setting."""
@@ -203,6 +200,15 @@ class MetaStore:
     def contacts(self) -> list[Contact]:
         rows = self._db.rows("SELECT identity, name, note FROM contacts ORDER BY name, identity")
         return [Contact(IdentityKey(identity), name, note) for identity, name, note in rows]
+
+    def check(self) -> None:
+        """Read everything once; Corrupt when something can't be. It is little: a few rows per party and contact."""
+        damage = self._db.row("PRAGMA quick_check(1)")
+        if damage is None or damage[0] != "ok":
+            raise Corrupt(f"{self._db.path} is damaged: {damage[0] if damage else 'it can not be read'}.")
+        self.parties(forgotten=True)
+        for name, value in self._db.rows("SELECT name, value FROM settings"):
+            _setting(name, value)
 
     # -- forgetting and rebuilding -------------------------------------------------------------------------------
 
@@ -274,7 +280,14 @@ def _party(row: Row) -> KnownParty:
             child_of=None if child_of is None else PartyKey(child_of),
         )
     except ValueError as error:
-        raise Corrupt("An entry of meta.db is damaged.", next_step="Delete meta.db; it is rebuilt.") from error
+        raise Corrupt("An entry of meta.db is damaged.", next_step="Run `echostore init`: it is rebuilt.") from error
+
+
+def _setting(name: str, value: bytes) -> Any:
+    try:
+        return msgspec.json.decode(value)
+    except (msgspec.MsgspecError, TypeError) as error:
+        raise Corrupt(f"The setting {name!r} in meta.db is damaged.", next_step="Run `echostore init`.") from error
 
 
 def _read_party(home: Home, key: PartyKey) -> tuple[KnownParty, list[KnownFeed]]:

@@ -74,8 +74,9 @@ def connect_file(path: Path, writable: bool) -> Connection:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, PRIVATE_FILE))
     elif path.is_symlink() or not path.is_file():
         raise NotFound(f"There is no {path}.")
+    mode = "rw" if writable else "ro&immutable=1" if never_changes(path) else "ro"
     connection = sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode={'rw' if writable else 'ro'}",
+        f"{path.absolute().as_uri()}?mode={mode}",
         uri=True,
         timeout=BUSY_TIMEOUT_MS / 1000,
         isolation_level=None,
@@ -85,6 +86,19 @@ def connect_file(path: Path, writable: bool) -> Connection:
     # stores notice and place, and not as an error that hides the row.
     connection.text_factory = _lenient_text
     return connection
+
+
+def never_changes(path: Path) -> bool:
+    """Whether a reader may take the file for fixed: nobody has it open, and its folder can't be written from here.
+
+    A reader of a file with a write-ahead log needs the index of that log (-shm) and makes it if it is missing, which
+    it can't on read-only media. Without a log there is nothing to index. A log that is there has to be read, and a -shm
+    that is there belongs to a writer, or is left from one that crashed: then SQLite goes its normal way.
+    """
+    if os.access(path.parent, os.W_OK):
+        return False
+    log, index = (path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))
+    return _size(log) == 0 and not index.exists()
 
 
 class Database:
@@ -299,6 +313,13 @@ def sqlite_error(error: sqlite3.Error, path: Path) -> EchoError:
     match code:
         case sqlite3.SQLITE_FULL:
             return StorageFailed(f"No space left to write {path}.", next_step="Free space and try again.")
+        case sqlite3.SQLITE_CANTOPEN if _size(path.with_name(path.name + "-wal")) and not os.access(
+            path.parent, os.W_OK
+        ):
+            return StorageFailed(
+                f"{path} was not closed by its last writer, and its folder can't be written to finish that.",
+                next_step="Copy the home to a folder that can be written, and open the copy.",
+            )
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_CANTOPEN:
             return StorageFailed(f"{path} can't be opened or written: {error}.", next_step="Check its owner and mode.")
         case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_NOMEM:

@@ -29,7 +29,9 @@ WAKES_MAX = 10_000
 class SyncParty(Protocol):
     """A party that keeps account of what other devices hold."""
 
-    def acknowledge(self, device: bytes, lengths: Mapping[bytes, int]) -> None: ...
+    def acknowledge(
+        self, device: bytes, lengths: Mapping[bytes, int], processed: Mapping[bytes, int] | None = None
+    ) -> None: ...
     def announced(self, feed: bytes, length: int) -> None: ...
 
 
@@ -49,7 +51,8 @@ def link(one: SyncPeer, other: SyncPeer, party: PartyKey) -> "MemoryLink":
     def account(number: int, progress: Progress) -> None:
         known = peers[number].party(party)
         known.announced(progress.feed, progress.held)
-        known.acknowledge(peers[1 - number].device, {progress.feed: progress.held})
+        feed = progress.feed
+        known.acknowledge(peers[1 - number].device, {feed: progress.held}, {feed: progress.processed})
 
     return MemoryLink((one.sync_port(party), other.sync_port(party)), account)
 

@@ -178,6 +178,9 @@ class MemoryNode:
         branches = self._disk[key].branches
         return [FeedTip(key, kind, branch.tip, number > 0) for number, branch in enumerate(branches)]
 
+    def processed_length(self, key: FeedKey) -> int:
+        return self.processed.get(key, 0)
+
     def fork_proofs(self) -> Iterable[bytes]:
         forked = [key for key, feed in self._disk.items() if len(feed.branches) > 1]
         return [hashlib.sha256(b"fork" + key).digest() for key in forked]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from google.protobuf.message import DecodeError
 
-from echostore.kernel.errors import Corrupt
+from echostore.kernel.errors import Corrupt, ModelFailed
 from echostore.kernel.ids import Cid, FeedId, IdentityKey, ItemId, PartyKey, Stamp
 from echostore.kernel.items.record import AccessRule, AccessWrite, Genesis, ItemRecord
 from echostore.kernel.items.tree import TreeMove
@@ -20,6 +20,9 @@ from echostore.wire.values import MalformedValue, value_bytes, value_from_bytes
 
 MOVES_PER_CHUNK = 8192
 """About half a blob. Part of the format: with another number, equal states have other CIDs."""
+
+NO_STATE = b""
+"""The state of a model that can't write its own: no value has these bytes."""
 
 
 def encode_record(record: ItemRecord, *, with_model: bool = True) -> pb.ItemState:
@@ -89,7 +92,10 @@ def encode_model(model: object) -> bytes:
         ]
         return pb.OperationsState(operations=kept).SerializeToString(deterministic=True)
     if isinstance(model, CommutingFold):
-        return value_bytes(model.state())
+        try:
+            return value_bytes(model.state())
+        except ModelFailed:
+            return NO_STATE  # its own handle tells; all other items are written
     return CODECS[model.name].encode_state(model)  # type: ignore[attr-defined]  # every base model has a name
 
 
@@ -103,7 +109,10 @@ def decode_model(factory: ModelFactory, name: str, version: int, item: ItemId, s
         ]
         return factory.restore_operations(name, version, item, kept)
     if isinstance(blank, CommutingFold):
-        blank.instance.restore(value_from_bytes(state, bytes_max=None))  # a state may be larger than one property
+        if state == NO_STATE:
+            blank.fail(ValueError("it could not write its snapshot down"))
+        else:
+            blank.restore(value_from_bytes(state, bytes_max=None))  # a state may be larger than one property
         return blank
     return CODECS[name].decode_state(item, state)
 

@@ -6,6 +6,7 @@ feed's life (O5), `decode_operations` runs when the message is delivered. Receiv
 
 from google.protobuf.message import DecodeError
 
+from echostore.kernel.errors import TooLarge
 from echostore.kernel.ids import (
     ARC_BIT,
     FEED_ID_BYTES,
@@ -24,7 +25,14 @@ from echostore.kernel.ids import (
 from echostore.kernel.items.operations import CUSTOM, GENESIS, METADATA, PLACEMENT, REFUSED, ItemOperation
 from echostore.kernel.items.record import Genesis
 from echostore.kernel.items.tree import EMBED, MOVE, UNEMBED
-from echostore.kernel.limits import CREDENTIALS_MAX, DEPENDENCIES_MAX, DEPTH_MAX, OPERATIONS_MAX, SEQ_MAX
+from echostore.kernel.limits import (
+    CREDENTIALS_MAX,
+    DEPENDENCIES_MAX,
+    DEPTH_MAX,
+    OPERATIONS_MAX,
+    SEQ_MAX,
+    VALUE_BYTES_MAX,
+)
 from echostore.kernel.models.base import OperationRefused
 from echostore.kernel.order import CONTROL, Envelope
 from echostore.kernel.reasons import Reason
@@ -54,6 +62,12 @@ def encode_operation(writer: FeedId, operation: ItemOperation) -> pb.Operation:
         kind, parent = body
         message.placement.CopyFrom(pb.Placement(kind=kind, parent=parent or b""))
     elif field == CUSTOM:
+        if len(body) > VALUE_BYTES_MAX:
+            raise TooLarge(
+                f"an operation of {len(body)} bytes; a model's own operation has at most {VALUE_BYTES_MAX}",
+                unchanged="Nothing was written.",
+                next_step="Split it, or keep large content as a blob and refer to it.",
+            )
         message.custom = body
     elif field == "property-set":
         message.property_set.CopyFrom(property_set.encode_operation(body))
@@ -112,35 +126,38 @@ def _dependencies(message: pb.Message) -> tuple[Dependency, ...] | Reason:
 def decode_operations(message: pb.Message, *, party: PartyKey, feed: FeedId, seq: int) -> list[ItemOperation]:
     """The operations of a delivered message; OperationRefused(MALFORMED) rejects the message as a whole."""
     depth = message.depth
-    decoded: list[ItemOperation] = []
-    for position, operation in enumerate(message.operations):
-        field = operation.WhichOneof("kind")
-        creator = operation.feed
-        if field == "genesis":
-            decoded.append(_decode_genesis(operation, party, feed, seq, position, depth))
-            continue
-        if creator and len(creator) != FEED_ID_BYTES:
-            raise OperationRefused(Reason.MALFORMED, "a feed id of wrong length")
-        item = item_id(FeedId(creator) if creator else feed, operation.local)
-        if field == "property_set":
-            stamp = Stamp(depth, feed, seq, position)
-            body = property_set.decode_operation(operation.property_set, stamp)
-            decoded.append(ItemOperation(item, "property-set", body))
-        elif field == "metadata":
-            stamp = Stamp(depth, feed, seq, position)
-            decoded.append(ItemOperation(item, METADATA, property_set.decode_operation(operation.metadata, stamp)))
-        elif field == "custom":
-            decoded.append(ItemOperation(item, CUSTOM, operation.custom))
-        elif field == "placement":
-            decoded.append(ItemOperation(item, PLACEMENT, _decode_placement(operation.placement)))
-        elif field is None:
-            raise OperationRefused(Reason.MALFORMED, "an operation without a kind")
-        else:
-            model = MODEL_OF_FIELD[field]
-            stamp = Stamp(depth, feed, seq, position)
-            body = CODECS[model].decode_operation(getattr(operation, field), stamp)
-            decoded.append(ItemOperation(item, model, body))
-    return decoded
+    return [
+        decode_operation(operation, party=party, feed=feed, seq=seq, position=position, depth=depth)
+        for position, operation in enumerate(message.operations)
+    ]
+
+
+def decode_operation(
+    operation: pb.Operation, *, party: PartyKey, feed: FeedId, seq: int, position: int, depth: int
+) -> ItemOperation:
+    """One operation of the message at (feed, seq); OperationRefused as above."""
+    field = operation.WhichOneof("kind")
+    if field == "genesis":
+        return _decode_genesis(operation, party, feed, seq, position, depth)
+    creator = operation.feed
+    if creator and len(creator) != FEED_ID_BYTES:
+        raise OperationRefused(Reason.MALFORMED, "a feed id of wrong length")
+    item = item_id(FeedId(creator) if creator else feed, operation.local)
+    if field == "property_set":
+        stamp = Stamp(depth, feed, seq, position)
+        return ItemOperation(item, "property-set", property_set.decode_operation(operation.property_set, stamp))
+    if field == "metadata":
+        stamp = Stamp(depth, feed, seq, position)
+        return ItemOperation(item, METADATA, property_set.decode_operation(operation.metadata, stamp))
+    if field == "custom":
+        return ItemOperation(item, CUSTOM, operation.custom)
+    if field == "placement":
+        return ItemOperation(item, PLACEMENT, _decode_placement(operation.placement))
+    if field is None:
+        raise OperationRefused(Reason.MALFORMED, "an operation without a kind")
+    model = MODEL_OF_FIELD[field]
+    stamp = Stamp(depth, feed, seq, position)
+    return ItemOperation(item, model, CODECS[model].decode_operation(getattr(operation, field), stamp))
 
 
 def encode_genesis(genesis: Genesis) -> pb.Genesis:

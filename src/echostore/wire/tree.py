@@ -45,6 +45,7 @@ from echostore.wire.tree_reader import (
 __all__ = [
     "build",
     "update",
+    "update_below",
     "join",
     "ItemsUnder",
     "NodeCache",
@@ -135,20 +136,28 @@ def update(cache: NodeCache, dirty: Iterable[ItemId], items_under: ItemsUnder, p
     `dirty` must name every item that was added, changed or removed since `cache` was last brought up to date; more
     of them do no harm. An empty cache makes this a build.
     """
+    top = update_below(cache, dirty, items_under, put, path="")
+    assert top is not None, "there is always a top"
+    return top
+
+
+def update_below(
+    cache: NodeCache, dirty: Iterable[ItemId], items_under: ItemsUnder, put: Put, *, path: Path
+) -> TreeTop | None:
+    """The same for the subtree at `path`, of which `cache` knows the nodes; None when no item is left below it."""
     keys = sorted(item_key(item) for item in dirty)
-    top = cache.node("")
+    top = cache.node(path)
     if top and not keys:
         return top
     staged = _Staged()
-    renewed = _renew(cache, keys, items_under, "", staged)
-    assert renewed is not None, "there is always a top"
+    renewed = _renew(cache, keys, items_under, path, staged)
     for cid, blob in staged.blobs:
         put(cid, blob)
-    for path, node in staged.nodes:
+    for below, node in staged.nodes:
         if node:
-            cache.keep(path, node)
+            cache.keep(below, node)
         else:
-            cache.forget(path)
+            cache.forget(below)
     return renewed
 
 

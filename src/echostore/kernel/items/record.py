@@ -62,6 +62,8 @@ class ItemRecord:
     access: list[AccessWrite] = field(default_factory=list)
     last: Stamp | None = None
     """The highest stamp folded in so far, as far as this process knows; not part of the state."""
+    created_ms: int | None = field(default=None, compare=False)
+    """When it was made, by its writer's clock, if this process saw that; for display and not part of the state."""
 
     @property
     def item(self) -> ItemId:

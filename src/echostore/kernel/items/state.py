@@ -4,8 +4,9 @@
 
 The state is a function of the set of applied operations (section 6 of the design). Arrival order shows nowhere: models
 see to it for themselves, the tree replays its moves, and access rules rule by canonical order. Where a rule arrives
-after operations it rules over, the item is listed in `refold`; where an item arrives after operations that lacked it
-(their writers did not name it as a cause), it is listed in `found`. The caller folds again what that concerns.
+after operations it rules over, or an edit after refused ones above it that lacked it, the item is listed in `refold`;
+where an item arrives after operations that lacked it (their writers did not name it as a cause), it is listed in
+`found`. The caller folds again what that concerns.
 
 Records are loaded through a port on first touch, so that an inactive item costs no decode.
 """
@@ -127,19 +128,31 @@ class PartyState:
                 continue
             if creating is not None and creating != (operation.field == GENESIS):
                 continue
-            stamp = Stamp(depth, feed, seq, position)
-            try:
-                self._apply_one(operation, stamp, time_ms, writer, own)
-            except OperationRefused as refusal:
-                self.rejects.append(Reject(feed, seq, position, refusal.reason, refusal.detail))
-                if isinstance(refusal, ItemMissing):
-                    self.wanted.add(refusal.item)
+            self.apply_operation(operation, Stamp(depth, feed, seq, position), time_ms, writer, own=own)
+
+    def apply_operation(
+        self, operation: ItemOperation, stamp: Stamp, time_ms: int, writer: WriterRole, *, own: bool = False
+    ) -> None:
+        """Fold in one operation at its place; one that is refused is listed in `rejects`."""
+        try:
+            self._apply_one(operation, stamp, time_ms, writer, own)
+        except OperationRefused as refusal:
+            self.rejects.append(Reject(stamp.feed, stamp.seq, stamp.position, refusal.reason, refusal.detail))
+            if isinstance(refusal, ItemMissing):
+                self.wanted.add(refusal.item)
 
     def apply_own(self, operation: ItemOperation, stamp: Stamp, time_ms: int, writer: WriterRole) -> set[ItemId]:
         """Show one operation of a message that this device is still writing; OperationRefused when it can't be.
         Returns what it touched."""
         self._apply_one(operation, stamp, time_ms, writer, own=True)
         return self.settle() | {operation.item}
+
+    def stamp_edits(self, depth: int, feed: FeedId, seq: int, operations: Iterable[ItemOperation]) -> None:
+        """Operations of an own batch, shown while it was open, are a message now."""
+        for position, operation in enumerate(operations):
+            record = self.records.get(operation.item)
+            if record is not None and isinstance(record.model, SharedSequence) and operation.field == record.model.name:
+                record.model.stamped(Stamp(depth, feed, seq, position))
 
     def settle(self) -> set[ItemId]:
         """Import the edits and replay the moves that came since the last call, once for a whole run of messages;
@@ -158,7 +171,7 @@ class PartyState:
     def _apply_one(self, operation: ItemOperation, stamp: Stamp, time_ms: int, writer: WriterRole, own: bool) -> None:
         item, field, body = operation
         if field == GENESIS:
-            self._create(body, stamp)
+            self._create(body, stamp, time_ms)
             return
         if field == REFUSED:
             raise OperationRefused(*body)
@@ -180,7 +193,9 @@ class PartyState:
                 raise OperationRefused(Reason.WRONG_MODEL, f"{field} on a {model.name}@{model.version}")
             if not isinstance(model, SharedSequence):
                 model.apply(body, stamp, time_ms)
-            elif not own:  # its own edits are in the document already
+            elif own:  # its own edits are in the document already
+                model.stamped(stamp)
+            else:
                 self._edits.setdefault(item, []).append((body, stamp, time_ms))
                 self._edit_count += 1
                 if self._edit_count >= EDITS_MAX:
@@ -188,7 +203,7 @@ class PartyState:
         self.dirty.add(item)
         self.changed.add(item)
 
-    def _create(self, genesis: Genesis, stamp: Stamp) -> None:
+    def _create(self, genesis: Genesis, stamp: Stamp, time_ms: int) -> None:
         item = genesis.item
         if item_creator(item) != stamp.feed:
             raise OperationRefused(Reason.MALFORMED, "an item id of another feed")
@@ -197,7 +212,7 @@ class PartyState:
         if genesis.parent is not None and self.record(genesis.parent) is None:
             raise ItemMissing(Reason.NO_PARENT, genesis.parent)
         model = self._factory.create(genesis.model, genesis.version, item)
-        self.records[item] = ItemRecord(genesis, model, PropertySet(item))
+        self.records[item] = ItemRecord(genesis, model, PropertySet(item), created_ms=time_ms)
         if item in self.wanted:
             self.wanted.discard(item)
             self.found.add(item)
@@ -244,6 +259,8 @@ class PartyState:
             for (_, stamp, _), refusal in zip(operations, record.model.apply_many(operations), strict=True):
                 if refusal is not None:
                     self.rejects.append(Reject(stamp.feed, stamp.seq, stamp.position, refusal.reason, refusal.detail))
+            if record.model.overtaken:
+                self.refold.add(item)
 
     # refolding
 

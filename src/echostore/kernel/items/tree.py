@@ -41,6 +41,8 @@ class Tree:
         self.moves: list[TreeMove] = sorted(moves)
         self._homes: dict[ItemId, ItemId | None] = {}
         self._embeddings: dict[ItemId, set[ItemId | None]] = {}
+        self._guests: dict[ItemId | None, set[ItemId]] = {}
+        """The embeddings from their other end."""
         self.void: set[Stamp] = set()
         self._replay()
 
@@ -52,8 +54,9 @@ class Tree:
         """Further parents that an item is embedded in, beside its home."""
         return frozenset(self._embeddings.get(item, ()))
 
-    def embedded_elsewhere(self) -> dict[ItemId, frozenset[ItemId | None]]:
-        return {item: frozenset(parents) for item, parents in self._embeddings.items() if parents}
+    def guests(self, parent: ItemId | None) -> frozenset[ItemId]:
+        """Items that are embedded in a parent beside their home."""
+        return frozenset(self._guests.get(parent, ()))
 
     def apply(self, move: TreeMove) -> set[ItemId]:
         """Fold in one move; returns the items whose place changed, with all parents they left or reached."""
@@ -105,6 +108,7 @@ class Tree:
     def _replay(self) -> None:
         self._homes.clear()
         self._embeddings.clear()
+        self._guests.clear()
         self.void.clear()
         for move in self.moves:
             self._step(move)
@@ -114,6 +118,7 @@ class Tree:
         touched = {item} if parent is None else {item, parent}
         if move.kind == UNEMBED:
             self._embeddings.get(item, set()).discard(parent)
+            self._guests.get(parent, set()).discard(item)
             return touched
         if self.forms_cycle(item, parent):
             self.void.add(move.stamp)
@@ -125,6 +130,7 @@ class Tree:
             self._homes[item] = parent
         else:
             self._embeddings.setdefault(item, set()).add(parent)
+            self._guests.setdefault(parent, set()).add(item)
         return touched
 
     def _places(self) -> dict[ItemId, tuple[ItemId | None, frozenset[ItemId | None]]]:

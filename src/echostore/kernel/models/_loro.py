@@ -5,7 +5,7 @@ edit that makes no sense) or an `OperationRefused` (an import that it took nothi
 the item is then rebuilt from its operations.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, NoReturn, Self, TypeVar
 
 import loro
@@ -14,7 +14,7 @@ from echostore.kernel.errors import Corrupt, ModelFailed, UsageError
 from echostore.kernel.models._delta import Drop, Insert, Keep, Step
 from echostore.kernel.models._loro_json import parse_changes, render_changes
 from echostore.kernel.models.base import OperationRefused
-from echostore.kernel.models.change_graph import Atom, Change, Move
+from echostore.kernel.models.change_graph import Atom, Change, InsertElements, InsertText, Move, atom_count
 from echostore.kernel.reasons import Reason
 
 Version = loro.Frontiers
@@ -27,8 +27,9 @@ Returned = TypeVar("Returned")
 
 
 class Element(NamedTuple):
-    """A list element: its text form, and the atom that put it where it is."""
+    """A list element: an identity that moves and sets leave alone, its text form, the atom that put it where it is."""
 
+    identity: ElementId
     text: str
     atom: Atom
 
@@ -73,7 +74,8 @@ class LoroDocument:
             raise OperationRefused(Reason.MALFORMED, "text that is not Unicode") from None
         except BaseException as error:  # noqa: BLE001  # loro raises bare ones
             if _is_complaint(error):
-                raise OperationRefused(Reason.MALFORMED, str(error)) from None
+                # Not in its words, which depend on what else has arrived.
+                raise OperationRefused(Reason.MALFORMED, "a position or an element that can't be") from None
             raise_typed(error)
         assert status.pending is None, f"{status.pending} waits for what the checks said was there"
 
@@ -159,30 +161,39 @@ class LoroDocument:
             return [_step(step) for step in diff.diff]
         return []
 
-    # List
+    # Atoms
 
-    def elements(self, root: str, version: Version) -> dict[ElementId, Element]:
-        """The elements of the list in a version, in order, by an identity that moves and sets leave alone."""
-        elements = self.at(version).movable_list(root)
+    def text_atoms(self, root: str) -> list[Atom]:
+        """The atom that made each character of the text, in order."""
+        text = self.text(root)
+        return _atoms(text, text.len_unicode)
+
+    def elements(self, root: str) -> list[Element]:
+        """The elements of the list, in order."""
+        elements = self.movable_list(root)
+        atoms = _atoms(elements, len(elements))
+        identities = self.element_ids(atoms)
+        return [Element(identities[atom], str(text), atom) for atom, text in zip(atoms, elements.to_vec(), strict=True)]
+
+    def element_ids(self, atoms: Iterable[Atom]) -> dict[Atom, ElementId]:
+        """Of the elements that were inserted or moved by these atoms; others are passed over."""
+        counters: dict[int, set[int]] = {}
+        for writer, counter in atoms:
+            counters.setdefault(writer, set()).add(counter)
         found = {}
-        for index in range(len(elements)):
-            cursor = elements.get_cursor(index, loro.Side.Middle)
-            assert cursor is not None, index
-            assert cursor.id is not None, index
-            atom = (cursor.id.peer, cursor.id.counter)
-            found[self._element_id(atom)] = Element(element_at(elements, index), atom)
+        for writer, wanted in counters.items():
+            for start, end in _stretches(wanted):
+                for counter, run in placings(self.export_changes(writer, start, end)):
+                    if isinstance(run, Move):
+                        found[(writer, counter)] = (run.writer, run.lamport)
+                    else:
+                        found[(writer, counter)] = (writer, self._lamport(writer, counter))
         return found
 
-    def _element_id(self, atom: Atom) -> ElementId:
-        """Of the element that was inserted or last moved by `atom`."""
-        writer, counter = atom
-        (change,) = self.export_changes(writer, counter, counter + 1)
-        (run,) = change.runs
-        if isinstance(run, Move):
-            return run.writer, run.lamport
+    def _lamport(self, writer: int, counter: int) -> int:
         made = self._doc.get_change(loro.ID(writer, counter))
-        assert made is not None, atom
-        return writer, made.lamport + counter - made.id.counter
+        assert made is not None, (writer, counter)
+        return made.lamport + counter - made.id.counter
 
     # Cursors
 
@@ -194,6 +205,24 @@ class LoroDocument:
     def cursor_position(self, cursor: bytes) -> int:
         """UsageError when the bytes are no cursor, or its element is gone without a trace."""
         return guarded(self._doc.get_cursor_pos, guarded(loro.Cursor.decode, cursor)).current.pos
+
+    def atom_position(self, root: str, atom: Atom) -> int:
+        """Where the character that an atom made stands, or where it stood; UsageError when there is none."""
+        text = self.text(root)
+        known = text.get_cursor(0, loro.Side.Middle) if text.len_unicode else None
+        if known is None or known.id is None:
+            raise UsageError("no characters")
+        data = known.encode()  # the atom comes first; the rest is the same for every atom of this text
+        rest = data[len(_cursor_head((known.id.peer, known.id.counter))) :]
+        return self.cursor_position(_cursor_head(atom) + rest)
+
+    def visible_length(self) -> int:
+        """Characters or elements, in whichever container this document has."""
+        root, kind = self._container.removeprefix("cid:root-").split(":")
+        return self.text(root).len_unicode if kind == "Text" else len(self.movable_list(root))
+
+    def delete_text(self, root: str, position: int, length: int) -> None:
+        guarded(self.text(root).delete, position, length)
 
 
 def text_steps(text: loro.LoroText) -> list[Step]:
@@ -213,6 +242,54 @@ def element_at(elements: loro.LoroMovableList, index: int) -> str:
     value = found.value  # type: ignore[attr-defined]  # an element is never a container: imports are checked
     assert isinstance(value, str), value
     return value
+
+
+def placings(changes: Iterable[Change]) -> Iterator[tuple[int, InsertText | InsertElements | Move]]:
+    """The counters of the atoms that put a character or an element somewhere, ascending, each with its run."""
+    for change in changes:
+        counter = change.counter
+        for run in change.runs:
+            count = atom_count(run)
+            if isinstance(run, (InsertText, InsertElements, Move)):
+                for offset in range(count):
+                    yield counter + offset, run
+            counter += count
+
+
+def _atoms(container: loro.LoroText | loro.LoroMovableList, length: int) -> list[Atom]:
+    """One short call for each position: the library has no other way to tell."""
+    cursor: Any = container.get_cursor  # there is one at every position
+    middle = loro.Side.Middle
+    identities = (cursor(index, middle).id for index in range(length))
+    return [(identity.peer, identity.counter) for identity in identities]
+
+
+def _stretches(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Ascending [start, end) of numbers without a gap."""
+    start = end = -1
+    for number in sorted(numbers):
+        if number != end:
+            if end > start:
+                yield start, end
+            start = number
+        end = number + 1
+    if end > start:
+        yield start, end
+
+
+def _cursor_head(atom: Atom) -> bytes:
+    """The atom at the front of loro's form of a cursor: that there is one, the writer, the counter."""
+    writer, counter = atom
+    return b"\x01" + _varint(writer) + _varint(counter << 1)
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
 
 
 def _is_complaint(error: BaseException) -> bool:

@@ -9,23 +9,32 @@ the document it is checked (numbered, so that tests can cite them):
     L1  every change is by the writer id of (feed, item, generation): FORGED_WRITER;
     L2  counters continue exactly where that writer left off; lower ones would re-issue atoms (FORGED_WRITER), higher
         ones build on an operation that never came in (BUILDS_ON_EXCLUDED);
-    L3  every dependency is in the document (BUILDS_ON_EXCLUDED), and together they are the smallest set that says the
-        same (MALFORMED), so that there is one way to write a history;
-    L4  runs are of this model's kinds, within range, and delete only what their writer had seen (MALFORMED).
+    L3  every dependency was introduced below the operation in the canonical order (BUILDS_ON_EXCLUDED;
+        `_introductions`), and together they are the smallest set that says the same (MALFORMED), so that there is one
+        way to write a history;
+    L4  runs are of this model's kinds, within range, and delete only what their writer had seen (MALFORMED);
+    L5  positions are inside the sequence as the writer had it, and where it had seen a mark deletes hit the atoms they
+        name (MALFORMED; `_positions`).
 
-Each depends on the operation and its causal past alone, so every replica answers alike in every order. Loro then checks
-positions and element ids and takes all of an import or nothing. Where it panics instead (lies about the ends of marks
-make it), the document is lost and built again from a journal, and the operation is refused like any other.
+Each depends on the operation and on accepted ones below it, so every replica answers alike in every order: as if it had
+folded one by one in canonical order. Loro then checks the ids of list elements and takes all of an import or nothing.
+Should it panic instead, the document is lost and built again from a journal, and the operation is refused like any
+other.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Self
+
+import msgspec
 
 from echostore.kernel.errors import Corrupt, ModelFailed
 from echostore.kernel.ids import FeedId, ItemId, Stamp
 from echostore.kernel.limits import KEY_CHARACTERS_MAX
-from echostore.kernel.models._loro import LoroDocument, Version
+from echostore.kernel.models._introductions import AtomMissing, IntroductionRows, Introductions
+from echostore.kernel.models._loro import Element, ElementId, LoroDocument, Version, placings
+from echostore.kernel.models._positions import Positions
+from echostore.kernel.models._room import gain
 from echostore.kernel.models.base import OperationRefused
 from echostore.kernel.models.change_graph import (
     COUNTER_END_MAX,
@@ -41,6 +50,7 @@ from echostore.kernel.models.change_graph import (
     SetElement,
     atom_count,
 )
+from echostore.kernel.models.stand_ins import Originals, StandIn, stand_ins
 from echostore.kernel.reasons import Reason
 
 GENERATION_MAX = (1 << 32) - 1
@@ -64,6 +74,14 @@ def writer_id(feed: FeedId, item: ItemId, generation: int) -> int:
     return writer if writer != _NO_WRITER else _NO_WRITER - 1
 
 
+class _Native(msgspec.Struct, array_like=True):
+    """What the ItemStore keeps of a document: loro's own snapshot, and what that does not know."""
+
+    document: bytes
+    introductions: IntroductionRows
+    first_marks: dict[int, int]
+
+
 class _NeedsImport(Exception):
     """A question about the causal graph that loro can answer only after the batch so far has been imported."""
 
@@ -77,6 +95,8 @@ class SharedSequence:
     """Local edits are in the state before they are sealed, so own operations are not applied again."""
     _container: ClassVar[str]
     _run_kinds: ClassVar[frozenset[type]]
+    _marked_root: ClassVar[str] = ""
+    """The root of a text that may have marks; none in other models."""
 
     def __init__(self, item: ItemId, document: LoroDocument | None = None, base: bytes | None = None) -> None:
         self.item = item
@@ -88,11 +108,15 @@ class SharedSequence:
         self._ends: dict[int, int] = (
             self._document.ends() if document else {}
         )  # writer -> counter after its last sealed or applied atom
+        self._introductions = Introductions()
+        self._gained = 0  # room that what is sealed and has no stamp yet makes
+        self._positions = Positions(self._marked_root)
         self._views: dict[int, dict[int, int]] = {}  # writer -> ends of the others as it last saw them
         self._view_starts: dict[int, int] = {}  # writer -> first of its atoms that has this view
         self._writer_ids: dict[tuple[FeedId, int], int] = {}
         self._writer: int | None = None
         self._generation = 0
+        self._stand_ins: tuple[StandIn, ...] = ()  # among the open edits
         self._open()
 
     # Local edits
@@ -125,23 +149,38 @@ class SharedSequence:
         update = tuple(self._document.export_changes(self._writer, start, end))
         for change in update:
             self._note(change)
+            self._gained += gain(change.runs)
         self._record(update)
         return self._operation(update, self._generation)
 
+    def stamped(self, stamp: Stamp) -> None:
+        """What was sealed last has its place in the canonical order."""
+        assert self._writer is not None
+        gained, self._gained = self._gained, 0
+        self._introductions.add(self._writer, self._sealed(), stamp, gained)
+
     # Operations
+
+    @property
+    def overtaken(self) -> bool:
+        """Whether an operation came in that a refused one above it had lacked: the item is to be folded again."""
+        return self._introductions.overtaken
 
     def apply(self, operation: Any, stamp: Stamp, time_ms: int) -> None:
         """Fold in one operation of another replica, or of this one's past."""
-        changes = self._checked(operation, stamp.feed, graph_is_current=True)
-        self._enter(changes)
-        for change in changes:
-            self._note(change)
+        changes = self._checked(operation, stamp, graph_is_current=True)
+        try:
+            self._enter(changes)
+        except OperationRefused:
+            self._positions.take_back(self._ends)
+            raise
+        self._note_all(changes, stamp)
 
     def apply_many(self, operations: Sequence[tuple[Any, Stamp, int]]) -> list[OperationRefused | None]:
         """The same as `apply` on each, with the outcome of each; loro imports in one go, which is much faster."""
         outcomes: list[OperationRefused | None] = [None] * len(operations)
-        waiting: list[int] = []  # checked, not imported
-        changes: list[Change] = []
+        judged: list[int] = []  # checked since the last import, whatever came of it
+        changes: list[Change] = []  # of those that wait for the next one
         ends = dict(self._ends)
 
         def flush() -> None:
@@ -149,30 +188,31 @@ class SharedSequence:
             try:
                 self._enter(changes)
             except OperationRefused:
-                # One of them is bad inside: start again from before the batch, one by one.
+                # One of them is bad inside, and the others were judged as if it were not: once more, one by one.
                 self._ends = ends
                 self._views.clear()
-                for index in waiting:
+                self._positions.take_back(ends)
+                self._introductions.take_back(ends)
+                for index in judged:
                     outcomes[index] = self._outcome(operations[index])
             ends = dict(self._ends)
-            waiting.clear()
+            judged.clear()
             changes.clear()
 
         for index, (operation, stamp, _) in enumerate(operations):
             try:
                 try:
-                    checked = self._checked(operation, stamp.feed, graph_is_current=not waiting)
+                    checked = self._checked(operation, stamp, graph_is_current=not changes)
                 except _NeedsImport:
                     flush()
-                    checked = self._checked(operation, stamp.feed, graph_is_current=True)
+                    checked = self._checked(operation, stamp, graph_is_current=True)
             except OperationRefused as refused:
                 outcomes[index] = refused
-                continue
-            for change in checked:
-                self._note(change)
-            waiting.append(index)
-            changes.extend(checked)
-        if waiting:
+            else:
+                self._note_all(checked, stamp)
+                changes.extend(checked)
+            judged.append(index)
+        if changes:
             flush()
         return outcomes
 
@@ -196,18 +236,49 @@ class SharedSequence:
             raise Corrupt(f"the state of a {cls.name} can't be restored: {refused.detail}") from None
         model = cls(item, document)
         model._record(changes)
+        model._introductions = Introductions.of_base(changes)
+        for change in changes:
+            model._positions.note(change)
         return model
 
     def native(self) -> bytes:
-        """Loro's own snapshot, for opening fast from a cache. It differs between replicas: never address it."""
+        """Loro's own snapshot with what checks need, for opening fast from a cache. It differs between replicas: never
+        address it."""
         assert not self.has_open_edits, "seal before caching"
-        return self._document.native()
+        return _encode_native(_Native(self._document.native(), self._introductions.rows(), self._positions.first_marks))
 
     @classmethod
     def from_native(cls, item: ItemId, data: bytes) -> Self:
-        return cls(item, LoroDocument.from_native(cls._container, data), data)
+        try:
+            native = _decode_native(data)
+        except msgspec.DecodeError as error:
+            raise Corrupt(f"a cached document can't be opened: {error}") from None
+        model = cls(item, LoroDocument.from_native(cls._container, native.document), native.document)
+        model._introductions = Introductions.from_rows(native.introductions)
+        model._positions.first_marks = native.first_marks
+        return model
+
+    # What stands in it, for issuing own content again
+
+    def has_written(self, feed: FeedId, generation: int) -> bool:
+        return self._ends.get(self._writer_id(feed, generation), 0) > 0
+
+    def pieces(self, last: Atom | None = None) -> list[Element]:
+        """The characters or elements in order: now, or as its writer had them when it made an atom."""
+        return self._pieces(self._document if last is None else self._document.at(self._document.version([last])))
+
+    def identities(self, atoms: Iterable[Atom]) -> frozenset[ElementId]:
+        """The identities, as in `pieces`, of what these atoms inserted."""
+        return frozenset(atoms)
+
+    def put(self, index: int, contents: list[str]) -> None:
+        """Insert the content of pieces."""
+        raise NotImplementedError
 
     # For subclasses
+
+    def _pieces(self, document: LoroDocument) -> list[Element]:
+        raise NotImplementedError
 
     def _open(self) -> None:
         """Take hold of the container of `_document`: a new one, after `__init__` and after a loss."""
@@ -243,19 +314,48 @@ class SharedSequence:
             {writer: min(end, first.get(writer, end)) for writer, end in self._ends.items()}
         )
 
+    def _versions_around(self, update: ChangeGraph) -> tuple[Version, Version]:
+        """What the writer had with an operation, and what of that there was without it; the latter first."""
+        first, last = update[0], update[-1]
+        end = (last.writer, last.counter_end - 1)
+        past = self._document.past([end])
+        return self._document.version_of_ends({**past, first.writer: first.counter}), self._document.version([end])
+
+    def holds(self, update: ChangeGraph) -> bool:
+        """Whether an operation with this update is part of the state: it may have been excluded since."""
+        return update[-1].counter_end <= self._ends.get(update[-1].writer, 0)
+
+    # Undo: what it puts back
+
+    def _put_back(self, originals: Originals, atoms: list[Atom]) -> None:
+        """The last edits have put content back that these atoms first put there, in this order."""
+        assert self._writer is not None
+        self._document.commit()
+        made = self._document.export_changes(self._writer, self._sealed(), self._document.made(self._writer))
+        counters = [counter for counter, _ in placings(made)]
+        runs = tuple(stand_ins(counters[len(counters) - len(atoms) :], atoms))
+        self._stand_ins += runs
+        originals.add(self._writer, runs)
+
+    def _taken_stand_ins(self) -> tuple[StandIn, ...]:
+        """Of the edits that are sealed now."""
+        taken, self._stand_ins = self._stand_ins, ()
+        return taken
+
     # Checks
 
-    def _checked(self, operation: Any, feed: FeedId, *, graph_is_current: bool) -> ChangeGraph:
-        """The changes of an operation that may come in. Notes nothing."""
+    def _checked(self, operation: Any, stamp: Stamp, *, graph_is_current: bool) -> ChangeGraph:
+        """The changes of an operation that may come in. Notes nothing but what it lacks."""
         changes: ChangeGraph = operation.update
         if not changes:
             raise OperationRefused(Reason.MALFORMED, "no changes")
-        writer = self._writer_id(feed, operation.generation)
+        writer = self._writer_id(stamp.feed, operation.generation)
         assert writer != self._writer or not self.has_open_edits, "open edits would take the counters of this operation"
         counter = self._ends.get(writer, 0)
         if changes[0].counter > counter and changes[0].writer == writer:
             raise OperationRefused(Reason.BUILDS_ON_EXCLUDED, f"the writer's atom {counter} is missing")
         view: dict[int, int] | None = None
+        views = []
         for change in changes:
             if change.writer != writer:
                 raise OperationRefused(Reason.FORGED_WRITER, f"a change by {change.writer:016x}, not {writer:016x}")
@@ -266,7 +366,7 @@ class SharedSequence:
             if change.dependencies:
                 if view is None:
                     view = self._view(writer, graph_is_current)
-                view = self._checked_dependencies(change, view, graph_is_current)
+                view = self._checked_dependencies(change, view, stamp, graph_is_current)
             elif change.after_own != (counter > 0):
                 raise OperationRefused(Reason.MALFORMED, "a change without its predecessor")
             if not change.runs:
@@ -276,11 +376,20 @@ class SharedSequence:
                     view = self._view(writer, graph_is_current)
                 self._check_run(run, writer, counter, view)
                 counter += atom_count(run)
+            views.append(view)
         if counter > COUNTER_END_MAX:
             raise OperationRefused(Reason.MALFORMED, "too many atoms")
+        before = views[0] if views[0] is not None else self._view(writer, graph_is_current)
+        pasts = [before if seen is None else seen for seen in views]
+        if not self._positions.certain(self._introductions, changes, pasts):
+            if not graph_is_current:
+                raise _NeedsImport
+            self._positions.try_out(self._document, self._introductions, changes, pasts)
         return changes
 
-    def _checked_dependencies(self, change: Change, view: dict[int, int], graph_is_current: bool) -> dict[int, int]:
+    def _checked_dependencies(
+        self, change: Change, view: dict[int, int], stamp: Stamp, graph_is_current: bool
+    ) -> dict[int, int]:
         """L3; what the writer has seen from this change on."""
         writer, counter = change.writer, change.counter
         pasts = []
@@ -288,7 +397,10 @@ class SharedSequence:
             if atom[0] == writer or atom[1] < 0:
                 raise OperationRefused(Reason.MALFORMED, "a change that names itself as foreign")
             if atom[1] >= self._ends.get(atom[0], 0):
-                raise OperationRefused(Reason.BUILDS_ON_EXCLUDED, f"atom {atom[1]} of {atom[0]:016x} is missing")
+                self._introductions.lack(atom, stamp)
+                raise AtomMissing(atom)
+            if not self._introductions.below(atom, stamp):
+                raise AtomMissing(atom)
             pasts.append(self._past(atom, graph_is_current))
         own_is_past = any(past.get(writer, 0) >= counter for past in pasts)
         if change.after_own != (counter > 0 and not own_is_past):
@@ -361,9 +473,17 @@ class SharedSequence:
             raise _NeedsImport
         return self._document.past([atom])
 
+    def _note_all(self, changes: ChangeGraph, stamp: Stamp) -> None:
+        """An operation is in."""
+        for change in changes:
+            self._note(change)
+        gained = sum(gain(change.runs) for change in changes)
+        self._introductions.add(changes[0].writer, changes[-1].counter_end, stamp, gained)
+
     def _note(self, change: Change) -> None:
         """The change is in; its dependencies have been checked."""
         writer = change.writer
+        self._positions.note(change)
         if change.counter == 0 and not change.dependencies:
             self._remember(writer, {}, 0)
         elif change.dependencies:
@@ -396,9 +516,10 @@ class SharedSequence:
         open_edits = self._open_edits()
         try:
             self._document.import_changes(changes)
-        except ModelFailed as failure:
+        except ModelFailed:
             self._rebuild(open_edits)
-            raise OperationRefused(Reason.MODEL_FAILED, failure.what) from None
+            # Not in the library's words, which depend on what else has arrived.
+            raise OperationRefused(Reason.MODEL_FAILED, "the library failed on it") from None
         self._record(changes)
 
     def _open_edits(self) -> list[Change]:
@@ -447,6 +568,10 @@ class SharedSequence:
                 raise OperationRefused(Reason.MALFORMED, f"generation {generation}")
             writer = self._writer_ids[key] = writer_id(feed, self.item, generation)
         return writer
+
+
+_encode_native = msgspec.msgpack.Encoder().encode
+_decode_native = msgspec.msgpack.Decoder(_Native).decode
 
 
 def _is_lamport(number: int) -> bool:

@@ -4,15 +4,17 @@ An element keeps its identity when it is moved or set: a move and a set of one e
 Of two moves, and of two sets, of one element at once one wins, the same everywhere.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from echostore.kernel.errors import UsageError
 from echostore.kernel.models._elements import element_text, element_value
-from echostore.kernel.models._loro import ElementId, LoroDocument, Version, element_at, guarded, no_writer
+from echostore.kernel.models._list_undo import ListUndo
+from echostore.kernel.models._loro import Element, ElementId, LoroDocument, element_at, guarded, no_writer
 from echostore.kernel.models._shared_sequence import SharedSequence
-from echostore.kernel.models.change_graph import Change, ChangeGraph, Delete, InsertElements, Move, SetElement
+from echostore.kernel.models.change_graph import Atom, ChangeGraph, Delete, InsertElements, Move, SetElement
+from echostore.kernel.models.stand_ins import Originals, StandIn
 from echostore.kernel.values import Value, check_value
 
 _ROOT = "list"
@@ -24,6 +26,7 @@ class ArrayOperation:
 
     update: ChangeGraph
     generation: int
+    stand_ins: tuple[StandIn, ...] = ()
 
 
 class GrowableArray(SharedSequence):
@@ -81,16 +84,37 @@ class GrowableArray(SharedSequence):
 
     # Undo
 
-    def undo_operation(self, operation: ArrayOperation) -> None:
+    def undo_operation(self, operation: ArrayOperation, originals: Originals | None = None) -> None:
         """Take back what an operation of this item did, as new edits that the caller seals.
 
-        What it inserted goes, what it deleted and nobody else deleted comes back, what it set or moved is set or moved
-        back; an element that somebody else has set or moved since stays as that one left it. Undoing the undo's
-        operation is the redo.
+        What it inserted goes, also where an earlier undo has put it back; what it deleted and nobody else deleted comes
+        back, what it set or moved is set or moved back; an element that somebody else has set or moved since stays as
+        that one left it. Undoing the undo's operation is the redo. `originals` are those of the undos since the
+        operation; what this one puts back is added.
         """
         self._check_writer()
-        for change in reversed(operation.update):
-            guarded(_undo, self._document, change, self._version_without(change))
+        if self.holds(operation.update):
+            self._put_back(*guarded(self._undo, operation.update, originals or Originals()))
+
+    def _undo(self, update: ChangeGraph, originals: Originals) -> tuple[Originals, list[Atom]]:
+        assert self._writer is not None
+        self._document.commit()
+        undo = ListUndo(self._document, _ROOT, update, originals, self._writer)
+        undo.apply(self._document.at(self._version_without(update[0])) if undo.needs_past else None)
+        return originals, undo.put_back
+
+    # Issuing again
+
+    def identities(self, atoms: Iterable[Atom]) -> frozenset[ElementId]:
+        return frozenset(self._document.element_ids(atoms).values())
+
+    def put(self, index: int, contents: list[str]) -> None:
+        self._check_writer()
+        for offset, content in enumerate(contents):
+            guarded(self._list.insert, index + offset, content)
+
+    def _pieces(self, document: LoroDocument) -> list[Element]:
+        return document.elements(_ROOT)
 
     # The writer
 
@@ -105,50 +129,4 @@ class GrowableArray(SharedSequence):
             no_writer()
 
     def _operation(self, update: ChangeGraph, generation: int) -> ArrayOperation:
-        return ArrayOperation(update, generation)
-
-
-def _undo(document: LoroDocument, change: Change, without: Version) -> None:
-    """Undo one change by comparing four versions of the list, element by element."""
-    before = document.elements(_ROOT, document.version(change.frontier()))
-    after = document.elements(_ROOT, document.version([(change.writer, change.counter_end - 1)]))
-    others = document.elements(_ROOT, without)
-    current = document.elements(_ROOT, document.latest())
-    target = document.movable_list(_ROOT)
-    order: list[ElementId] = list(current)  # kept in step with the list
-
-    for identity, element in after.items():
-        now = current.get(identity)
-        if now is None or now.text != element.text:
-            continue  # deleted, or set by somebody since
-        was = before.get(identity)
-        if was is None:
-            target.delete(order.index(identity), 1)
-            order.remove(identity)
-        elif was.text != element.text:
-            target.set(order.index(identity), others.get(identity, was).text)
-
-    placed: list[ElementId] = []  # the elements of `before` so far, to find each one's place
-    for identity, was in before.items():
-        left = after.get(identity)
-        now = current.get(identity)
-        if left is None and now is None and identity in others:
-            index = _place(order, placed)
-            target.insert(index, others[identity].text)
-            order.insert(index, identity)
-        elif left is not None and now is not None and left.atom != was.atom and now.atom == left.atom:
-            source = order.index(identity)
-            del order[source]
-            index = _place(order, placed)
-            if index != source:
-                target.mov(source, index)
-            order.insert(index, identity)
-        placed.append(identity)
-
-
-def _place(order: list[ElementId], placed: list[ElementId]) -> int:
-    """After the nearest one that used to stand before it and is there."""
-    for identity in reversed(placed):
-        if identity in order:
-            return order.index(identity) + 1
-    return 0
+        return ArrayOperation(update, generation, self._taken_stand_ins())

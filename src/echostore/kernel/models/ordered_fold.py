@@ -6,18 +6,20 @@ that sorts before others makes the next read replay. An operation that can't be 
 its place, stays in the list and changes nothing; `refused` says why. A model that is not registered here (`Unknown`) is the same list
 without the object: kept byte for byte, replicated, snapshotted, and revived once the model is registered.
 
-A model that promises to commute and writes its own snapshot is held by `CommutingFold` instead.
+A model that promises to commute and writes its own snapshot is held by `CommutingFold` instead. Whatever a model does,
+it has a budget of steps for it (`step_budget`).
 """
 
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from echostore.kernel.errors import ModelFailed
 from echostore.kernel.ids import ItemId, Stamp, item_text
 from echostore.kernel.models.base import OperationRefused
+from echostore.kernel.models.step_budget import OutOfSteps, StepBudget
 from echostore.kernel.reasons import Reason
-from echostore.kernel.values import Value
+from echostore.kernel.values import Value, check_value
 
 Decode = Callable[[bytes], Value]
 """ValueError when the bytes are none of a value."""
@@ -59,7 +61,19 @@ class KeptOperation(NamedTuple):
 class OrderedFold:
     """The state of an item as its list of operations. `make` is None for an unknown model."""
 
-    __slots__ = ("_decode", "_folded", "_instance", "_make", "item", "name", "operations", "refused", "version")
+    __slots__ = (
+        "_decode",
+        "_failed",
+        "_failure",
+        "_folded",
+        "_instance",
+        "_make",
+        "item",
+        "name",
+        "operations",
+        "refused",
+        "version",
+    )
 
     def __init__(
         self,
@@ -76,6 +90,8 @@ class OrderedFold:
         self._make, self._decode = make, decode
         self._instance: CustomModel | None = None
         self._folded = 0
+        self._failed = -1
+        self._failure: BaseException | None = None  # of the operation numbered `_failed`
         self.refused: dict[Stamp, str] = {}
 
     @property
@@ -92,6 +108,8 @@ class OrderedFold:
         self.operations.insert(at, kept)
         if at < self._folded:
             self._instance, self._folded = None, 0
+        if at <= self._failed:
+            self._failure = None  # the operation that failed may not be the same any more
 
     def value(self) -> Value:
         """The model's value; None for an unknown model; ModelFailed when the model raised."""
@@ -99,29 +117,41 @@ class OrderedFold:
             return None
         instance = self.instance()
         try:
-            return instance.value()
-        except Exception as error:
+            with StepBudget():
+                return instance.value()
+        except (Exception, OutOfSteps) as error:
             raise model_failed(self, error) from error
 
     def instance(self) -> CustomModel:
-        """The application's own object with all operations applied."""
+        """The application's own object with all operations applied; ModelFailed when it could not apply one."""
         assert self._make is not None, self.name
-        if self._instance is None:
-            self._instance, self._folded = self._make(), 0
-            self.refused.clear()
+        if self._failure is not None:
+            raise model_failed(self, self._failure)
+        try:
+            if self._instance is None:
+                self._folded = 0
+                self.refused.clear()
+                with StepBudget():
+                    self._instance = self._make()
+            self._fold(self._instance)
+        except (Exception, OutOfSteps) as error:
+            self._failed, self._failure = self._folded, error.with_traceback(None)
+            self._instance, self._folded = None, 0
+            raise model_failed(self, error) from error
+        return self._instance
+
+    def _fold(self, instance: CustomModel) -> None:
+        """Apply what is not applied yet. `_folded` stays at an operation that fails."""
         while self._folded < len(self.operations):
             kept = self.operations[self._folded]
             operation = self._decoded(kept)
             if operation is not _REFUSED:
                 try:
-                    self._instance.apply(operation, kept.stamp)
+                    with StepBudget():
+                        instance.apply(operation, kept.stamp)
                 except OperationRefused as refusal:
                     self.refused[kept.stamp] = str(refusal)
-                except Exception as error:
-                    self._instance, self._folded = None, 0
-                    raise model_failed(self, error) from error
             self._folded += 1
-        return self._instance
 
     def _decoded(self, kept: KeptOperation) -> Value:
         try:
@@ -132,34 +162,63 @@ class OrderedFold:
 
 
 class CommutingFold:
-    """A custom model with a snapshot of its own."""
+    """A custom model with a snapshot of its own. One that can't write or read its snapshot takes its item out: the state
+    then is empty, and stays so until the items are folded from the feeds anew."""
 
-    __slots__ = ("_decode", "instance", "item", "name", "version")
+    __slots__ = ("_decode", "_failure", "instance", "item", "name", "version")
 
     def __init__(self, item: ItemId, instance: SnapshottingModel, *, decode: Decode) -> None:
         self.item, self.name, self.version = item, instance.name, instance.version
         self.instance = instance
         self._decode = decode
+        self._failure: BaseException | None = None
 
     def apply(self, operation: bytes, stamp: Stamp, time_ms: int) -> None:
+        if self._failure is not None:
+            raise OperationRefused(Reason.MODEL_FAILED, str(self._failure))
         try:
-            self.instance.apply(self._decode(operation), stamp)
+            value = self._decode(operation)
+            with StepBudget():
+                self.instance.apply(value, stamp)
         except OperationRefused:
             raise
-        except Exception as error:
+        except (Exception, OutOfSteps) as error:
             raise OperationRefused(Reason.MODEL_FAILED, f"{type(error).__name__}: {error}") from error
 
     def value(self) -> Value:
+        if self._failure is not None:
+            raise model_failed(self, self._failure)
         try:
-            return self.instance.value()
-        except Exception as error:
+            with StepBudget():
+                return self.instance.value()
+        except (Exception, OutOfSteps) as error:
             raise model_failed(self, error) from error
 
-    def state(self) -> Any:
-        return self.instance.snapshot()
+    def state(self) -> Value:
+        """What the model says its state is: a value that can be written down, or ModelFailed."""
+        if self._failure is not None:
+            raise model_failed(self, self._failure)
+        try:
+            with StepBudget():
+                state = self.instance.snapshot()
+            return check_value(state, where="snapshot")
+        except (Exception, OutOfSteps) as error:
+            raise model_failed(self, error) from error
+
+    def restore(self, state: Value) -> None:
+        """Go on from a state; a model that can't take it is out."""
+        try:
+            with StepBudget():
+                self.instance.restore(state)
+        except (Exception, OutOfSteps) as error:  # noqa: BLE001  # told to whoever asks for the value
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """There is no state to go on from."""
+        self._failure = error.with_traceback(None)
 
 
-def model_failed(fold: OrderedFold | CommutingFold, error: Exception) -> ModelFailed:
+def model_failed(fold: OrderedFold | CommutingFold, error: BaseException) -> ModelFailed:
     """What a reader of an item is told whose model raised."""
     return ModelFailed(
         f"the model {fold.name}@{fold.version} of item {item_text(fold.item)[:8]} raised {type(error).__name__}: {error}",

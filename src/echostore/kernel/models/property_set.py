@@ -23,7 +23,7 @@ overwritten leaves no trace, whoever wrote it. An increment counts while the wri
 
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -229,6 +229,24 @@ def undo_of(before: Layer, after: Layer) -> tuple[Restore, ...]:
     gone = [key for key in before if key not in after]
     restores = [Restore(key, before.get(key)) for key in changed] + [Restore(key, before[key]) for key in gone]
     return tuple(sorted(restores, key=lambda restore: entry_order(restore.key)))
+
+
+def touched_keys(layer: Layer, operation: Operation) -> Iterator[EntryKey]:
+    """The entries of its feed's layer that an operation may change, as the layer is before it."""
+    for change in operation:
+        if isinstance(change, Restore):
+            yield change.key
+        elif isinstance(change, Set):
+            path, steps = change.path, len(change.path)
+            yield EntryKey(path, SET, b"", None)
+            yield from [key for key in layer if key.path[:steps] == path]
+        elif isinstance(change, Increment):
+            yield EntryKey(change.path, INCREMENT, b"", change.base)
+        else:
+            yield EntryKey(change.path, ADDED, change.key, None)
+            if isinstance(change, Remove):
+                for seen in change.observed:
+                    yield EntryKey(change.path, REMOVED, change.key, seen.feed)
 
 
 def entry_order(key: EntryKey) -> tuple[Any, ...]:

@@ -10,8 +10,10 @@ from typing import ClassVar
 
 from echostore.kernel.errors import UsageError
 from echostore.kernel.limits import KEY_CHARACTERS_MAX
-from echostore.kernel.models._delta import Insert, Marks, carry_over, without_dropped_by_others
+from echostore.kernel.models._delta import Insert, Marks
 from echostore.kernel.models._loro import (
+    Element,
+    LoroDocument,
     apply_text_steps,
     guarded,
     no_writer,
@@ -19,7 +21,9 @@ from echostore.kernel.models._loro import (
     text_steps,
 )
 from echostore.kernel.models._shared_sequence import SharedSequence
-from echostore.kernel.models.change_graph import Change, ChangeGraph, Delete, InsertText, Mark, MarkValue
+from echostore.kernel.models._text_undo import TextUndo
+from echostore.kernel.models.change_graph import Atom, ChangeGraph, Delete, InsertText, Mark, MarkValue
+from echostore.kernel.models.stand_ins import Originals, StandIn
 from echostore.kernel.values import INT_MAX, INT_MIN
 
 _ROOT = "text"
@@ -31,6 +35,7 @@ class TextOperation:
 
     update: ChangeGraph
     generation: int
+    stand_ins: tuple[StandIn, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,7 @@ class ConcurrentText(SharedSequence):
     version: ClassVar[int] = 1
     _container: ClassVar[str] = f"cid:root-{_ROOT}:Text"
     _run_kinds: ClassVar[frozenset[type]] = frozenset({InsertText, Delete, Mark})
+    _marked_root: ClassVar[str] = _ROOT
 
     def value(self) -> str:
         return self._text.to_string()
@@ -124,29 +130,42 @@ class ConcurrentText(SharedSequence):
 
     # Undo
 
-    def undo_operation(self, operation: TextOperation) -> None:
+    def undo_operation(self, operation: TextOperation, originals: Originals | None = None) -> None:
         """Take back what an operation of this item did, as new edits that the caller seals.
 
-        What it inserted and is still there goes, what it deleted and nobody else deleted comes back; everything that
-        others did stays. Undoing the undo's operation is the redo.
+        What it inserted goes, also where an earlier undo has put it back; what it deleted and nobody else deleted comes
+        back; everything that others did stays. Undoing the undo's operation is the redo. `originals` are those of the
+        undos since the operation; what this one puts back is added.
         """
         self._check_writer()
-        for change in reversed(operation.update):
-            self._undo_change(change)
+        if self.holds(operation.update):
+            self._put_back(*self._undo(operation.update, originals or Originals()))
 
-    def _undo_change(self, change: Change) -> None:
+    def _undo(self, update: ChangeGraph, originals: Originals) -> tuple[Originals, list[Atom]]:
         document = self._document
-        current = document.latest()
-        before = document.version(change.frontier())
-        after = document.version([(change.writer, change.counter_end - 1)])
-        inverse = without_dropped_by_others(
-            document.text_delta(after, before),
-            document.text_delta(before, after),
-            document.text_delta(before, self._version_without(change)),
-        )
-        edits = carry_over(inverse, document.text_delta(after, current))
-        if edits:
-            apply_text_steps(self._text, edits)
+        document.commit()
+        undo = TextUndo(document, _ROOT, update, originals)
+        without = document.at(self._version_without(update[0])) if undo.needs_past else None
+        marks: dict[Atom, Marks] = {}
+        if undo.has_marks:
+            before, after = self._versions_around(update)
+            marks = undo.marks_set(document.at(before), document.at(after))
+        steps = undo.steps(without, marks)
+        if steps:
+            apply_text_steps(self._text, steps)
+        return originals, undo.put_back
+
+    # Issuing again
+
+    def put(self, index: int, contents: list[str]) -> None:
+        self.insert(index, "".join(contents))
+
+    def _pieces(self, document: LoroDocument) -> list[Element]:
+        atoms = document.text_atoms(_ROOT)
+        return [
+            Element(atom, character, atom)
+            for atom, character in zip(atoms, document.text(_ROOT).to_string(), strict=True)
+        ]
 
     # The writer
 
@@ -164,4 +183,4 @@ class ConcurrentText(SharedSequence):
             no_writer()
 
     def _operation(self, update: ChangeGraph, generation: int) -> TextOperation:
-        return TextOperation(update, generation)
+        return TextOperation(update, generation, self._taken_stand_ins())

@@ -70,6 +70,11 @@ class PartyMachine:
         return self._verdicts.revision
 
     @property
+    def folds(self) -> int:
+        """How often all credentials were judged anew: what an arrival may cost at most."""
+        return self._verdicts.folds
+
+    @property
     def feeds(self) -> tuple[FeedAdmission, ...]:
         """The feeds of the party and of all its child parties, ascending by key."""
         admitted = [*self.admission().feeds]

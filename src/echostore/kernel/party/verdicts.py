@@ -17,7 +17,8 @@ The definition, which `settle` carries out and the reference in the tests repeat
     V7  A device has at most FEEDS_PER_DEVICE_MAX feeds: the first ones in canonical order.
 
 Every decision adds to a finite set, so it ends. Most credentials arrive when nothing before them can change: then they
-are judged alone (`_unsettles` says when that is not so). Otherwise the next question folds anew.
+are judged alone (`_unsettles` says when that is not so). Otherwise the next question folds anew. What can't count
+under any verdict, or only repeats what counts, never asks for that (`hope`).
 """
 
 from collections import defaultdict
@@ -40,6 +41,7 @@ from echostore.kernel.party.credentials import (
     PartyKind,
     RoleChange,
 )
+from echostore.kernel.party.hope import Hope, RepeatKey, repeat_key
 from echostore.kernel.party.ledger import AdmittedAs, DevicePair, Event, Including, Ledger
 from echostore.kernel.reasons import Reason
 
@@ -101,8 +103,13 @@ class Verdicts:
         # What was received, valid or not: it says whether an arrival may change what was decided.
         self._claimed: defaultdict[FeedId, set[FeedAdmit]] = defaultdict(set)
         self._claimed_by: defaultdict[DevicePair, int] = defaultdict(int)
+        self._claimed_last: dict[DevicePair, Stamp] = {}
         self._grouped: defaultdict[IdentityKey, set[IdentityKey]] = defaultdict(set)
         self._geneses: list[Event] = []
+        self._hope = Hope()
+        self._said: defaultdict[RepeatKey, list[Event]] = defaultdict(list)
+        self.folds = 0
+        """How often all credentials were judged anew."""
 
     def _clear(self) -> None:
         self.decided: dict[Event, Targets] = {}
@@ -143,12 +150,13 @@ class Verdicts:
         if isinstance(said, ForkEvidence):
             self._fork(said.proof.feed, said.proof.seq)
             return
-        unsettles = self._settled and self._unsettles(event)
+        idle = self._hope.none_for(event) or (self._settled and self._repeats(event))
+        unsettles = self._settled and not idle and self._unsettles(event)
         self._note(event)
         if unsettles:
             self._settled = False
         if self._settled:
-            self._judge_alone(event)
+            self._judge_alone(event, idle=idle)
 
     def _fork(self, feed: FeedKey, seq: int) -> None:
         if seq < self.forks.get(feed, seq + 1):
@@ -169,11 +177,21 @@ class Verdicts:
             return bool(self._geneses)
         if isinstance(said, FeedAdmit):
             others = self._claimed[feed_id(said.feed)] - {_without_proof(said)}
-            return bool(others) or self._claimed_by[said.identity, said.device] >= FEEDS_PER_DEVICE_MAX
+            # One that comes last in canonical order displaces none of its device's other feeds.
+            pair = (said.identity, said.device)
+            full = self._claimed_by[pair] >= FEEDS_PER_DEVICE_MAX
+            return bool(others) or (full and event.stamp < self._claimed_last[pair])
         if isinstance(said, MemberAdmit | GroupAdmit | AdoptLocal):
             return any(self._may_rank(identity, event.stamp) for identity in _admitted(said))
         acts = self._acts.of(self._possible_targets(event))
         return any(not event.sees(act) for act in acts)
+
+    def _repeats(self, event: Event) -> bool:
+        """Whether the same was said before, is seen by `event`, and counts."""
+        key = repeat_key(event)
+        return key is not None and any(
+            event.sees(other) and other not in self.refusals for other in self._said.get(key, ())
+        )
 
     def _may_rank(self, identity: IdentityKey, stamp: Stamp) -> bool:
         if identity not in self._acts.by_identity:
@@ -200,16 +218,25 @@ class Verdicts:
             self._geneses.append(event)
             for feed in (said.control_feed, said.data_feed):
                 kind = FeedKind.CONTROL if feed == said.control_feed else FeedKind.DATA
-                self._claimed[feed_id(feed)].add(FeedAdmit(feed, kind, said.identity, said.device))
-                self._claimed_by[said.identity, said.device] += 1
+                self._note_feed(event, FeedAdmit(feed, kind, said.identity, said.device))
         elif isinstance(said, FeedAdmit):
-            self._claimed[feed_id(said.feed)].add(_without_proof(said))
-            self._claimed_by[said.identity, said.device] += 1
+            self._note_feed(event, _without_proof(said))
         elif isinstance(said, GroupAdmit):
             self._grouped[said.group].update(said.members)
+        self._hope.note(event)
         self._acts.add(event)
+        key = repeat_key(event)
+        if key is not None and not self._repeats(event):
+            self._said[key].append(event)
 
-    def _judge_alone(self, event: Event) -> None:
+    def _note_feed(self, event: Event, admit: FeedAdmit) -> None:
+        pair = (admit.identity, admit.device)
+        self._claimed[feed_id(admit.feed)].add(admit)
+        self._claimed_by[pair] += 1
+        self._claimed_last[pair] = max(event.stamp, self._claimed_last.get(pair, event.stamp))
+
+    def _judge_alone(self, event: Event, *, idle: bool) -> None:
+        """Judges an event that changes no other verdict; `idle` says that its own is certain too."""
         refusal = self._judge(event)
         if refusal is None:
             self._accept(event)
@@ -219,7 +246,7 @@ class Verdicts:
             return
         self.refusals[event] = refusal
         # Where removals compete, this one might have been decided before the one that now stands against it.
-        if self.decided and self._possible_targets(event) != _NOBODY:
+        if self.decided and not idle and self._possible_targets(event) != _NOBODY:
             self._settled = False
 
     # --- the definition ---------------------------------------------------------------------------------------
@@ -248,6 +275,7 @@ class Verdicts:
 
     def _fold(self, live: list[Event], refused: dict[Event, Refusal]) -> bool:
         """V3 over all. False when a collision was found, which is noted and asks for another fold."""
+        self.folds += 1
         self._fold_clear()
         self.refusals.update(refused)
         for event in live:

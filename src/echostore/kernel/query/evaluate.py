@@ -99,8 +99,9 @@ def first_candidates(spec: QuerySpec, source: Source) -> Iterable[ItemId]:
 
 
 def compile_stage(stage: Stage) -> Test:
-    """Whether a row passes the stage's filter and its rule for deleted items."""
-    test = compile_filter(stage.filter)
+    """Whether a row passes the stage's filter, its rule for deleted items, and is not the unasked-for system item."""
+    passes = compile_filter(stage.filter)
+    test = passes if stage.wants_system else lambda row: not row.system and passes(row)
     if stage.deleted is Deleted.SHOW:
         return test
     if stage.deleted is Deleted.ONLY:

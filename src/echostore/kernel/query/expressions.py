@@ -8,14 +8,15 @@ Every mistake is a UsageError that says how to write it instead.
 """
 
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from echostore.kernel.errors import UsageError
 from echostore.kernel.ids import ITEM_ID_BYTES, ItemId, item_from_text
-from echostore.kernel.query.fields import ITEM, PARENT, TYPE, Field, FieldName, parse_field
+from echostore.kernel.query.fields import CREATED, ITEM, PARENT, TYPE, Field, FieldName, parse_field
 from echostore.kernel.query.filters import Compare, Filter, Not, Op
 from echostore.kernel.query.spec import Order
-from echostore.kernel.values import Reference, Value, check_value
+from echostore.kernel.values import Reference, Value, check_value, kind_of
 
 SUFFIXES = ("eq", "ne", "lt", "le", "gt", "ge", "in", "contains", "startswith", "exists")
 _OPS = {suffix: Op[suffix.upper()] for suffix in SUFFIXES if suffix != "ne"}
@@ -93,21 +94,21 @@ def compare(place: Field, suffix: str, value: Value) -> Filter:
     op = _OPS[suffix]
     if op is Op.EXISTS:
         if not isinstance(value, bool):
-            raise UsageError(f"{place}: exists wants True or False, not {value!r}")
+            raise UsageError(f"{place}: exists wants true or false, not {kind_of(value)}")
         return Compare(place, op) if value else Not(Compare(place, op))
     if op is Op.IN:
         if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
             raise UsageError(
-                f"{place}: in wants a list of values, not {type(value).__name__}",
+                f"{place}: in wants a list of values, not {kind_of(value)}",
                 next_step="Write ...__in=[one, two], or ...__contains=... to look inside a text or list.",
             )
         return Compare(place, op, tuple(_constant(place, element) for element in value))
     constant = _constant(place, value)
     if op is Op.STARTSWITH and not isinstance(constant, (str, bytes)):
-        raise UsageError(f"{place}: startswith wants text or bytes, not {type(value).__name__}")
+        raise UsageError(f"{place}: startswith wants text or bytes, not {kind_of(value)}")
     if op in _ORDERED and constant is None:
         raise UsageError(
-            f"{place}: nothing is less or greater than None",
+            f"{place}: nothing is less or greater than null",
             next_step=f"Ask for {place}__exists=False, or compare with a value.",
         )
     return Compare(place, op, constant)
@@ -148,7 +149,27 @@ def _constant(place: Field, value: Any) -> Value:
                 f"{place}: {value!r} does not name an item", next_step="Pass an item, its id, or its 32 hex digits."
             )
         return None if item is None else Reference(item)
+    if place == CREATED:
+        return _moment(value)
     if place == TYPE and not isinstance(value, (str, type(None))):
-        raise UsageError(f"{place}: a type is text, not {type(value).__name__}")
+        raise UsageError(f"{place}: a type is text, not {kind_of(value)}")
     item = None if isinstance(value, (str, bytes, Reference)) else item_of(value)
     return Reference(item) if item is not None else check_value(value, where=str(place))
+
+
+def _moment(value: Any) -> datetime | None:
+    """The time that `@created` is compared with: a datetime, or its text; both with a zone."""
+    moment = value
+    if isinstance(value, str):
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            moment = None
+    if moment is not None and (not isinstance(moment, datetime) or moment.tzinfo is None):
+        moment = None
+    if moment is None and value is not None:
+        raise UsageError(
+            f"{CREATED}: {value!r} is not a time with a zone",
+            next_step='Compare with a datetime that has one, or with text such as "2026-05-01T10:00:00Z".',
+        )
+    return None if moment is None else moment.astimezone(UTC)

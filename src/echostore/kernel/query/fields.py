@@ -10,19 +10,21 @@ A property whose name starts with @ is written as a tuple.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
 from echostore.kernel.errors import EchoError, UsageError
 from echostore.kernel.ids import ItemId
 from echostore.kernel.query.source import Row
-from echostore.kernel.values import Path, Reference, Value, check_path
+from echostore.kernel.values import Path, Reference, Value, check_path, kind_of
 
 Read = Callable[[Row], Value]
 FieldName = str | tuple[str, ...]
 
 
 class Attribute(StrEnum):
-    """What an item has besides its properties. Items are read as references, `created` as a list that sorts by age."""
+    """What an item has besides its properties. Items are read as references, `created` as a time: what the clock of
+    its maker showed, null when the block that made it is not here."""
 
     ITEM = "item"
     TYPE = "type"
@@ -51,6 +53,7 @@ def attribute(name: Attribute) -> Field:
 
 
 ITEM, TYPE, PARENT = attribute(Attribute.ITEM), attribute(Attribute.TYPE), attribute(Attribute.PARENT)
+CREATED = attribute(Attribute.CREATED)
 
 
 def parse_field(name: FieldName | Field) -> Field:
@@ -67,9 +70,11 @@ def parse_field(name: FieldName | Field) -> Field:
         return Field((name[1:],), attribute=True)
     if not isinstance(name, (str, tuple)):
         raise UsageError(
-            f"a field is named by text or a tuple of texts, not by {type(name).__name__}",
+            f"a field is named by text or a tuple of texts, not by {kind_of(name)}",
             next_step='Write "a.b" or ("a", "b").',
         )
+    if isinstance(name, str) and not all(name.split(".")):
+        raise UsageError(f"{name!r} is not a field path: a step of it is empty", next_step='Write "a" or "a.b".')
     try:
         return Field(check_path(tuple(name.split(".")) if isinstance(name, str) else name))
     except EchoError as error:
@@ -115,6 +120,16 @@ def _reference(item: ItemId | None) -> Reference | None:
     return None if item is None else Reference(item)
 
 
+def _moment(time_ms: int | None) -> datetime | None:
+    """A writer's clock may show anything; what no calendar has reads as unknown."""
+    try:
+        return None if time_ms is None else _EPOCH + timedelta(milliseconds=time_ms)
+    except OverflowError:
+        return None
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
 _ATTRIBUTES: dict[Attribute, Read] = {
     Attribute.ITEM: lambda row: Reference(row.item),
     Attribute.TYPE: lambda row: row.type,
@@ -123,6 +138,6 @@ _ATTRIBUTES: dict[Attribute, Read] = {
     Attribute.DELETED: lambda row: row.deleted,
     Attribute.SOURCE: lambda row: _reference(row.source),
     Attribute.TARGET: lambda row: None if row.target is None else Reference(row.target, row.target_party),
-    Attribute.CREATED: lambda row: list(row.created),
+    Attribute.CREATED: lambda row: _moment(row.time_of(row.item)),
     Attribute.VIEW_CLASS: lambda row: row.view_class,
 }

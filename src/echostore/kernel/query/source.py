@@ -9,7 +9,7 @@ The peer implements `Source` over its in-memory state and over the ItemStore. It
     S4  A query reads one state: the caller holds off writers while a query runs.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -18,6 +18,13 @@ from echostore.kernel.ids import FeedId, ItemId, PartyKey, Stamp
 from echostore.kernel.values import Value
 
 NOT_STAMPED = Stamp(0, FeedId(b""), 0, 0)
+
+TimeOf = Callable[[ItemId], int | None]
+"""The wall time at which an item was made, in milliseconds, as its writer's clock told; None when that is not known."""
+
+
+def _no_time(item: ItemId) -> int | None:
+    return None
 
 
 class Deleted(StrEnum):
@@ -44,6 +51,10 @@ class Row:
     """Of a link whose target lives in another party; None for a target of this party."""
     created: Stamp = NOT_STAMPED
     view_class: str | None = None
+    system: bool = False
+    """Whether it is the party's system item."""
+    time_of: TimeOf = _no_time
+    """What tells when an item was made. Looked up when a query asks: the time is in the block and not in the state."""
 
 
 class Source(Protocol):

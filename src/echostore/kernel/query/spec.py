@@ -17,7 +17,7 @@ from enum import IntEnum
 from typing import Any
 
 from echostore.kernel.errors import TooLarge, UsageError
-from echostore.kernel.ids import ItemId
+from echostore.kernel.ids import SYSTEM_TYPE, ItemId
 from echostore.kernel.query.fields import ITEM, PARENT, TYPE, Field
 from echostore.kernel.query.filters import EVERYTHING, Compare, Filter, Op, conjuncts, depth, describe, normalise, size
 from echostore.kernel.query.order import NAN, order_key
@@ -65,6 +65,14 @@ class Stage:
     step: Step = Step.ALL
     filter: Filter = EVERYTHING
     deleted: Deleted = Deleted.HIDE
+
+    @property
+    def wants_system(self) -> bool:
+        """Whether the party's system item may pass: a walk may reach it, else its type or its id has to be named."""
+        if self.step is not Step.ALL:
+            return True
+        named = [part for part in conjuncts(normalise(self.filter)) if isinstance(part, Compare) and part.op is Op.EQ]
+        return any(part.field == ITEM or (part.field == TYPE and part.value == SYSTEM_TYPE) for part in named)
 
 
 @dataclass(frozen=True, slots=True)

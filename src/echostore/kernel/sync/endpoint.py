@@ -20,6 +20,7 @@ from echostore.kernel.sync.events import (
     Ingest,
     LocalHead,
     Malformed,
+    Processed,
     Read,
     Received,
     Send,
@@ -57,7 +58,9 @@ class Endpoint:
     def start(self) -> None:
         """Say hello. Growth of the port is heard from here on."""
         self._stop_listening = self._port.on_grow(self._grown)
-        self.post(Started(tuple(self._port.feeds()), tuple(self._port.fork_proofs())))
+        feeds = tuple(self._port.feeds())
+        processed = tuple((tip.feed, self._port.processed_length(tip.feed)) for tip in feeds if not tip.branch)
+        self.post(Started(feeds, tuple(self._port.fork_proofs()), processed))
 
     def receive(self, frame: Frame) -> None:
         self.post(Received(frame))
@@ -108,3 +111,4 @@ class Endpoint:
         if not self.closed:
             for tip in self._port.tips(feed):
                 self.post(LocalHead(tip))
+            self.post(Processed(feed, self._port.processed_length(feed)))

@@ -27,6 +27,8 @@ class Started:
 
     feeds: tuple[FeedTip, ...]
     fork_proofs: tuple[bytes, ...] = ()
+    processed: tuple[tuple[FeedKey, int], ...] = ()
+    """Up to which lengths we have applied them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,7 @@ class Track:
     branches: dict[Link, Tip] = field(default_factory=dict)
     """Our other tips of a forked feed."""
     processed: int = 0
+    processed_told: int = 0
 
     theirs: Tip = NO_TIP
     """The longest tip they announced for the branch they use."""

@@ -21,6 +21,7 @@ from echostore.kernel.sync.events import (
     Ingest,
     Ingested,
     IngestRejected,
+    Processed,
     RangeMissing,
     RangeRead,
     Read,
@@ -71,12 +72,17 @@ class SyncPort(Protocol):
         """Check and keep a range durably; the length of the branch in use afterwards. Known blocks are no error."""
         ...
 
+    def processed_length(self, key: FeedKey) -> int:
+        """How much of a feed has been applied, of what is held."""
+        ...
+
     def fork_proofs(self) -> Iterable[bytes]:
         """Hashes of the fork proofs that are known."""
         ...
 
     def on_grow(self, callback: Callable[[FeedKey, int], None]) -> Callable[[], None]:
-        """Call back after a feed grew, was admitted or got a branch, from wherever; returns how to stop that."""
+        """Call back after a feed grew, was admitted, got a branch or was processed further, from wherever; returns
+        how to stop that."""
         ...
 
 
@@ -104,4 +110,5 @@ def _ingest(port: SyncPort, effect: Ingest) -> list[Event]:
     known = port.tips(effect.feed)
     tip = known[0].tip if known else Tip(effect.head.length, effect.head.link)
     admitted: list[Event] = [FeedKnown(known[0])] if effect.limbo and known else []
-    return [*admitted, Ingested(effect.feed, tip)]
+    # Before Ingested, so that one ack tells both.
+    return [*admitted, Processed(effect.feed, port.processed_length(effect.feed)), Ingested(effect.feed, tip)]

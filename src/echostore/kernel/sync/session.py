@@ -166,17 +166,17 @@ class Session:
             case FeedRefused(feed, _):
                 self._refuse(self._tracks[feed])
             case Processed(feed, length):
-                track = self._tracks[feed]
-                track.processed = max(track.processed, length)
-                self._acknowledge(track)
+                self._take_processed(feed, length)
             case RangeRead() | RangeMissing():
                 self._send(self._serving.answered(event))
-            case Started(feeds, fork_proofs):
+            case Started(feeds, fork_proofs, processed):
                 assert not self._started, "a session starts once"
                 self._started = True
                 self._telling.start(self._now, fork_proofs)
                 for each in feeds:
                     self._take_known(each)
+                for feed, length in processed:
+                    self._take_processed(feed, length)
             case Malformed(detail):
                 self._misbehaved(Misbehaviour.MALFORMED, detail)
             case Writable(writable):
@@ -266,6 +266,9 @@ class Session:
             track = self._tracks.get(entry.feed)
             if track is not None:
                 self._has(track, entry.held, entry.processed)
+                if track.processed > track.processed_told:
+                    # Of a feed that they had from us they never spoke before, so nothing has told them this yet.
+                    self._telling.acknowledge(track.feed, track.theirs.link)
 
     def _has(self, track: Track, held: int, processed: int) -> None:
         """The other side has this much of a feed."""
@@ -320,6 +323,12 @@ class Session:
             track.branches[feed.tip.link] = feed.tip
             self._telling.tell(feed)
         self._review(track)
+
+    def _take_processed(self, feed: FeedKey, length: int) -> None:
+        track = self._tracks.get(feed)
+        if track is not None and length > track.processed:
+            track.processed = length
+            self._acknowledge(track)
 
     def _refuse(self, track: Track) -> None:
         """Nothing more is asked of this feed."""

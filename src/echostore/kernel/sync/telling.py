@@ -143,7 +143,7 @@ class Telling:
             yield Announce(some)
         if self._ack_at_once or (self._acks and now >= self._ack_due):
             keys, self._acks = iter(self._acks), {}
-            entries = (AckEntry(feed, tracks[feed].held.length, tracks[feed].processed, heard) for feed, heard in keys)
+            entries = (_entry(tracks[feed], heard) for feed, heard in keys)
             first = tuple(islice(entries, ACKS_PER_FRAME_MAX))
             yield Ack(first)
             while more := tuple(islice(entries, ACKS_PER_FRAME_MAX)):
@@ -169,3 +169,8 @@ class Telling:
 def _key(feed: FeedTip) -> tuple[FeedKey, Link]:
     """One place per branch: the branch in use has no name, the others are named by their tip."""
     return (feed.feed, feed.tip.link if feed.branch else NO_LINK)
+
+
+def _entry(track: Track, heard: Link) -> AckEntry:
+    track.processed_told = track.processed
+    return AckEntry(track.feed, track.held.length, track.processed, heard)

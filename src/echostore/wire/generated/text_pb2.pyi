@@ -7,6 +7,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 import builtins as _builtins
 from . import change_graph_pb2 as _change_graph_pb2
+from . import stand_ins_pb2 as _stand_ins_pb2
 import sys
 import typing as _typing
 
@@ -23,19 +24,25 @@ class TextOperation(_message.Message):
 
     UPDATE_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
+    STAND_INS_FIELD_NUMBER: _builtins.int
     update: _builtins.bytes
     """an encoded ChangeGraph of one writer: that of (feed, item, generation)"""
     generation: _builtins.int
     """rises when a writer re-issues work after an exclusion"""
+    @_builtins.property
+    def stand_ins(self) -> _stand_ins_pb2.StandIns:
+        """written by an undo that put content back"""
+
     def __init__(
         self,
         *,
         update: _builtins.bytes = ...,
         generation: _builtins.int = ...,
+        stand_ins: _stand_ins_pb2.StandIns | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["stand_ins", b"stand_ins"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "update", b"update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "stand_ins", b"stand_ins", "update", b"update"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,15 +7,21 @@ from echostore.kernel.ids import ItemId
 from echostore.kernel.models.growable_array import ArrayOperation, GrowableArray
 from echostore.wire.generated import growable_array_pb2 as pb
 from echostore.wire.models.change_graph import MalformedGraph, decode_graph, decode_update, encode_graph, graph_bytes
+from echostore.wire.models.stand_ins import decode_stand_ins, encode_stand_ins
 
 
 def encode_operation(operation: ArrayOperation) -> pb.GrowableArrayOperation:
-    return pb.GrowableArrayOperation(update=graph_bytes(operation.update), generation=operation.generation)
+    return pb.GrowableArrayOperation(
+        update=graph_bytes(operation.update),
+        generation=operation.generation,
+        stand_ins=encode_stand_ins(operation.stand_ins),
+    )
 
 
 def decode_operation(message: pb.GrowableArrayOperation) -> ArrayOperation:
-    """OperationRefused(MALFORMED) when the update is no change graph."""
-    return ArrayOperation(decode_update(message.update, of_text=False), message.generation)
+    """OperationRefused(MALFORMED) when the update is no change graph, or the stand-ins are not of its atoms."""
+    update = decode_update(message.update, of_text=False)
+    return ArrayOperation(update, message.generation, decode_stand_ins(message.stand_ins, update))
 
 
 def encode_state(model: GrowableArray) -> bytes:

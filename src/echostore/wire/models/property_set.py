@@ -5,8 +5,9 @@ from collections.abc import Iterable
 
 from google.protobuf.message import DecodeError
 
+from echostore.kernel.errors import TooLarge
 from echostore.kernel.ids import FEED_ID_BYTES, FeedId, ItemId, Stamp
-from echostore.kernel.limits import DEPTH_MAX, KEY_CHARACTERS_MAX, PATH_STEPS_MAX, SEQ_MAX
+from echostore.kernel.limits import DEPTH_MAX, KEY_CHARACTERS_MAX, PATH_STEPS_MAX, SEQ_MAX, VALUE_BYTES_MAX
 from echostore.kernel.models.base import OperationRefused
 from echostore.kernel.models.property_set import (
     ADDED,
@@ -84,9 +85,9 @@ def _encode_change(change: Change) -> pb.PropertyChange:
     if type(change) is Set:
         if change.value is DELETED:
             return pb.PropertyChange(path=change.path, delete=True)
-        return pb.PropertyChange(path=change.path, set=encode_value(change.value))
+        return pb.PropertyChange(path=change.path, set=_encode_bounded(change.value, change.path))
     if isinstance(change, Add):
-        return pb.PropertyChange(path=change.path, add=encode_value(change.element))
+        return pb.PropertyChange(path=change.path, add=_encode_bounded(change.element, change.path))
     if isinstance(change, Remove):
         remove = pb.RemoveElement(
             element=encode_value(change.element),
@@ -104,11 +105,11 @@ def _decode_change(message: pb.PropertyChange, stamp: Stamp) -> Change:
     path = _path(message.path)
     kind = message.WhichOneof("kind")
     if kind == "set":
-        return Set(path, decode_value(message.set))
+        return Set(path, _decode_bounded(message.set))
     if kind == "delete":
         return Set(path, DELETED)
     if kind == "add":
-        element = decode_value(message.add)
+        element = _decode_bounded(message.add)
         return Add(path, element, value_bytes(element))
     if kind == "remove":
         remove = message.remove
@@ -125,6 +126,24 @@ def _decode_change(message: pb.PropertyChange, stamp: Stamp) -> Change:
         delta, base = _decode_increment(message.increment)
         return Increment(path, delta, base and _seen(base, stamp))
     raise MalformedValue("a change without a kind")
+
+
+def _encode_bounded(value: Value, path: Path) -> value_pb2.Value:
+    message = encode_value(value)
+    size = message.ByteSize()
+    if size > VALUE_BYTES_MAX:
+        raise TooLarge(
+            f"the value of {'.'.join(path)} takes {size} bytes; a property holds at most {VALUE_BYTES_MAX}",
+            unchanged="Nothing was written.",
+            next_step="Keep large content as a blob and refer to it.",
+        )
+    return message
+
+
+def _decode_bounded(message: value_pb2.Value) -> Value:
+    if message.ByteSize() > VALUE_BYTES_MAX:
+        raise OperationRefused(Reason.OVERSIZE, f"a property value of more than {VALUE_BYTES_MAX} bytes")
+    return decode_value(message)
 
 
 def _encode_restore(restore: Restore) -> pb.PropertyRestore:

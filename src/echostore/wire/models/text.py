@@ -7,15 +7,21 @@ from echostore.kernel.ids import ItemId
 from echostore.kernel.models.text import ConcurrentText, TextOperation
 from echostore.wire.generated import text_pb2 as pb
 from echostore.wire.models.change_graph import MalformedGraph, decode_graph, decode_update, encode_graph, graph_bytes
+from echostore.wire.models.stand_ins import decode_stand_ins, encode_stand_ins
 
 
 def encode_operation(operation: TextOperation) -> pb.TextOperation:
-    return pb.TextOperation(update=graph_bytes(operation.update), generation=operation.generation)
+    return pb.TextOperation(
+        update=graph_bytes(operation.update),
+        generation=operation.generation,
+        stand_ins=encode_stand_ins(operation.stand_ins),
+    )
 
 
 def decode_operation(message: pb.TextOperation) -> TextOperation:
-    """OperationRefused(MALFORMED) when the update is no change graph."""
-    return TextOperation(decode_update(message.update, of_text=True), message.generation)
+    """OperationRefused(MALFORMED) when the update is no change graph, or the stand-ins are not of its atoms."""
+    update = decode_update(message.update, of_text=True)
+    return TextOperation(update, message.generation, decode_stand_ins(message.stand_ins, update))
 
 
 def encode_state(model: ConcurrentText) -> bytes:

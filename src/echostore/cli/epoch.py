@@ -1,0 +1,115 @@
+"""`echostore epoch`: snapshots that a party's members name: create, list, show."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cyclopts import App
+
+from echostore.cli.opening import open_party, reading, writing
+from echostore.cli.options import IN_PARTY, LISTING_IN_PARTY, InParty, ListingInParty, examples
+from echostore.cli.output import Column, Output
+from echostore.cli.values import iso_ms, short
+from echostore.kernel.errors import NotFound
+
+if TYPE_CHECKING:
+    from echostore.peer.epochs import EpochView
+    from echostore.peer.party import Party
+
+app = App(
+    name="epoch",
+    help="Epochs: moments of a party whose state its members agree on.",
+    help_prologue=examples("echostore epoch create", "echostore epoch list"),
+)
+
+EPOCHS = (
+    Column("number", "NUMBER", right=True),
+    Column("cid", "CID"),
+    Column("items", "ITEMS", right=True),
+    Column("blocks", "BLOCKS", right=True),
+    Column("declarer", "DECLARED BY"),
+    Column("attested_by", "ATTESTED BY", right=True),
+    Column("final", "FINAL", lambda final: "yes" if final else "no"),
+    Column("created", "CREATED"),
+)
+
+
+@app.command(
+    help_prologue=examples("echostore epoch create", "echostore epoch create --party @Trip --from-pipeline out")
+)
+def create(*, from_pipeline: Path | None = None, options: InParty = IN_PARTY) -> None:
+    """Declare an epoch: this party's state as it is now, under its CID, signed by this device.
+
+    Parameters
+    ----------
+    from_pipeline
+        Folder that `echostore pipeline run` wrote. Its snapshot is declared, with its blobs, if this peer's own
+        state has the same CID; otherwise nothing is.
+    """
+    output = Output.of(options)
+    with writing(options) as peer:
+        party = open_party(peer, options.party)
+        epochs = peer.epochs(party.key)
+        made = epochs.create() if from_pipeline is None else _from_pipeline(party, epochs, from_pipeline)
+        output.document(_record(made), f"epoch {made.number} of {short(party.key.hex())}: {made.cid}")
+
+
+def _from_pipeline(party: "Party", epochs: Any, out: Path) -> "EpochView":
+    from echostore.cli.lake import arrow_extra
+
+    with arrow_extra():
+        from echostore.pipeline.output.epochs import latest
+
+    ready = latest(out, party.key)
+    if ready is None:
+        raise NotFound(
+            f"{out} holds no snapshot of party {short(party.key.hex())}",
+            next_step="Run `echostore lake publish` and `echostore pipeline run` first; `pipeline show` says what is there.",
+        )
+    made: EpochView = epochs.create_from(ready.cid, ready.blobs())
+    return made
+
+
+@app.command(name="list", help_prologue=examples("echostore epoch list", "echostore epoch list --party @Trip --json"))
+def list_epochs(*, options: ListingInParty = LISTING_IN_PARTY) -> None:
+    """List the epochs of a party, from the first on."""
+    from echostore.peer.epochs import Epochs
+
+    output = Output.of(options)
+    with reading(options) as peer:
+        party = open_party(peer, options.party)
+        records = [_record(epoch) for epoch in Epochs(party).all()]
+        output.table("epochs", EPOCHS, records, empty="no epoch yet: echostore epoch create", party=party.key.hex())
+
+
+@app.command(help_prologue=examples("echostore epoch show 1", "echostore epoch show 2 --party @Trip --json"))
+def show(number: int, /, *, options: InParty = IN_PARTY) -> None:
+    """Show one epoch: its snapshot, who stands for it, and where it ends in each feed.
+
+    Parameters
+    ----------
+    number
+        Counts from 1.
+    """
+    from echostore.peer.epochs import Epochs
+
+    output = Output.of(options)
+    with reading(options) as peer:
+        epochs = Epochs(open_party(peer, options.party))
+        epoch = epochs.get(number)
+        view = next(view for view in epochs.all() if view.number == number)
+        record = _record(view)
+        record["previous"] = epoch.genesis.previous.hex() or None
+        record["admission"] = epoch.genesis.admission_digest.hex()
+        record["timeframe"] = [
+            {"feed": entry.feed.hex(), "seq": entry.seq, "link": entry.link.hex()} for entry in epoch.genesis.timeframe
+        ]
+        lines = [f"{name:12} {value}" for name, value in record.items() if name != "timeframe" and value is not None]
+        lines += [f"{'ends at':12} {short(entry['feed'])}:{entry['seq']}" for entry in record["timeframe"]]
+        output.document(record, "\n".join(lines))
+
+
+def _record(epoch: "EpochView") -> dict[str, Any]:
+    record = asdict(epoch)
+    record["created"] = iso_ms(record.pop("created_ms"))
+    return record

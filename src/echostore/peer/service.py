@@ -1,0 +1,141 @@
+"""A peer as a service: listens, finds its members again, serves local programs, tells how it is.
+
+    Service(peer, listen=[...])        everything below runs until `close`
+      network        listens; dials remembered addresses again and again
+      LocalServer    commands and programs of this machine, over the home's socket
+      Pinner         with `bot`: the content of files, for members that hold little
+      ServiceHttp    with `metrics`: /metrics and /healthz on the loopback (service_http.py)
+
+`echostore serve` is this with signals and a log.
+"""
+
+import logging
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final
+
+from echostore.kernel.errors import EchoError, Unreachable
+from echostore.peer.inviting import ADDRESSES_SETTING
+from echostore.peer.local_server import LocalServer
+from echostore.peer.network import Seen, parse_address
+from echostore.peer.pinning import Pinner
+
+if TYPE_CHECKING:
+    from echostore.peer.peer import Peer
+    from echostore.peer.service_http import ServiceHttp
+
+_log = logging.getLogger("echostore.service")
+
+DEFAULT_ADDRESS: Final = "0.0.0.0:4711"
+LISTEN_SETTING: Final = "listen_address"
+SEEN_SETTING: Final = "seen_devices"
+SEEN_MAX: Final = 10_000
+SAVE_S: Final = 30.0
+"""How much of "last seen" a crash may forget."""
+LOCK_S: Final = 2.0
+"""A lock that is not free for so long means that the peer hangs, or is as good as hanging."""
+
+
+class Service:
+    """Runs until it is closed. The peer belongs to whoever opened it, and is closed by them afterwards."""
+
+    def __init__(
+        self,
+        peer: "Peer",
+        *,
+        listen: Sequence[str] = (),
+        connect: Sequence[str] = (),
+        bot: bool = False,
+        metrics: str | None = None,
+    ) -> None:
+        self.peer = peer
+        self.pinner: Pinner | None = None
+        self.http: ServiceHttp | None = None
+        for address in connect:
+            parse_address(address)
+        with ExitStack() as stack:
+            self.network = peer.network
+            self.addresses = [peer.listen(each) for each in listen] if listen else [listen_as_before(peer)]
+            self._recall_seen()
+            self.local = LocalServer(peer)
+            stack.callback(self.local.close)
+            if metrics is not None:
+                from echostore.peer import service_http
+
+                self.http = service_http.ServiceHttp(self, metrics)
+                stack.callback(self.http.close)
+            if bot:
+                self.pinner = Pinner(peer)
+                stack.callback(self.pinner.close)
+            for address in connect:
+                peer.network.keep_connecting(address)
+            for device, addresses in remembered_addresses(peer).items():
+                for each in addresses:
+                    peer.network.keep_connecting(each, device=device)
+            self._ends = stack.pop_all()
+        _log.info("serving", extra={"home": str(peer.home.path), "addresses": self.addresses})
+
+    def run(self, stop: threading.Event) -> None:
+        """Wait for the end, and keep on disk what only this process knows."""
+        while not stop.wait(SAVE_S):
+            self._save_seen()
+
+    def close(self) -> None:
+        """End everything that was started here; the peer stays open."""
+        _log.info("stopping")
+        try:
+            self._ends.close()
+        finally:
+            self._save_seen()
+
+    def health(self) -> tuple[bool, dict[str, Any]]:
+        """Whether all is well, and what is not."""
+        problems: list[str] = []
+        if not self.peer.lock.acquire(timeout=LOCK_S):
+            problems.append(f"the peer is busy for more than {LOCK_S:g} s")
+        else:
+            try:
+                problems += [
+                    f"party {party.key.hex()[:8]}: {party.runtime.failure}"
+                    for party in self.peer.open_parties()
+                    if party.runtime.failure is not None
+                ]
+            finally:
+                self.peer.lock.release()
+        if not self.network.alive:
+            problems.append("the network thread has ended")
+        return not problems, {"ok": not problems, "problems": problems, "addresses": self.addresses}
+
+    def _recall_seen(self) -> None:
+        kept = self.peer.meta.setting(SEEN_SETTING, {})
+        for device, (address, at_ms, ended) in kept.items():
+            key = bytes.fromhex(device)
+            self.peer.network.seen.setdefault(key, Seen(key, address, at_ms, ended or "restart"))
+
+    def _save_seen(self) -> None:
+        newest = sorted(self.peer.network.seen.copy().values(), key=lambda seen: seen.at_ms)[-SEEN_MAX:]
+        kept = {seen.device.hex(): [seen.address, seen.at_ms, seen.ended] for seen in newest}
+        if kept != self.peer.meta.setting(SEEN_SETTING, {}):
+            try:
+                self.peer.meta.set_setting(SEEN_SETTING, kept)
+            except EchoError as error:
+                _log.error("what was seen could not be kept", extra={"why": str(error)})
+
+
+def remembered_addresses(peer: "Peer") -> dict[bytes, list[str]]:
+    """Where devices were reachable before."""
+    return {bytes.fromhex(device): list(each) for device, each in peer.meta.setting(ADDRESSES_SETTING, {}).items()}
+
+
+def listen_as_before(peer: "Peer") -> str:
+    """Where nothing is asked for: at the address of the last time, so that tickets and friends still lead here."""
+    wanted = str(peer.meta.setting(LISTEN_SETTING, DEFAULT_ADDRESS))
+    try:
+        address = peer.listen(wanted)
+    except Unreachable:
+        _log.warning("the address is taken, another port is used", extra={"address": wanted})
+        address = peer.listen(f"{wanted.rpartition(':')[0]}:0")
+    if address != peer.meta.setting(LISTEN_SETTING):
+        peer.meta.set_setting(LISTEN_SETTING, address)
+    return address

@@ -1,0 +1,203 @@
+"""Epochs: the chain that credentials give, whatever their order, and what declaring one writes."""
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import echostore
+from echostore.kernel.errors import Corrupt, NotFound, Refused
+from echostore.kernel.ids import Cid, DeviceKey, FeedId, FeedKey, IdentityKey, Link, Stamp
+from echostore.kernel.party.credentials import EpochAttest, EpochGenesis, TimeframeEntry
+from echostore.kernel.party.epoch_chain import chain
+from echostore.kernel.party.roster import EpochAct
+from echostore.kernel.timeframe import Dependency
+from echostore.peer.epochs import Epochs
+from echostore.testing.inmemory import link
+from echostore.wire.cids import PROTOBUF, cid_of, cid_text
+from echostore.wire.epochs import CUT_ENTRIES_PER_PAGE, FeedCut, encode_cut, read_cut
+
+MEMBERS = [IdentityKey(bytes([number]) * 32) for number in range(5)]
+FEED = FeedKey(b"f" * 32)
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ECHOSTORE_STATE", str(tmp_path / "state"))
+
+
+def declared(name: str, number: int, previous: str = "", *, by: int = 0, reach: int = 0, depth: int = 1) -> EpochAct:
+    said = EpochGenesis(
+        number,
+        previous.encode().ljust(32, b".") if previous else b"",
+        cid_of(name.encode(), PROTOBUF),
+        timeframe=(TimeframeEntry(FEED, reach or number, Link(bytes(32))),),
+    )
+    return act(said, name, by, depth)
+
+
+def attested(name: str, number: int, by: int, depth: int = 2) -> EpochAct:
+    said = EpochAttest(number, name.encode().ljust(32, b"."), cid_of(name.encode(), PROTOBUF))
+    return act(said, f"attest {name} {by}", by, depth)
+
+
+def act(said: EpochGenesis | EpochAttest, name: str, by: int, depth: int) -> EpochAct:
+    stamp = Stamp(depth, FeedId(bytes([by]) * 8), depth, 0)
+    return EpochAct(said, name.encode().ljust(32, b"."), MEMBERS[by], DeviceKey(MEMBERS[by]), stamp)
+
+
+def names(acts: list[EpochAct]) -> list[str]:
+    return [epoch.hash.rstrip(b".").decode() for epoch in chain(acts, MEMBERS)]
+
+
+def test_epochs_follow_each_other_by_number_hash_and_timeframe() -> None:
+    acts = [declared("a", 1), declared("b", 2, "a"), declared("c", 3, "b")]
+    assert names(acts) == ["a", "b", "c"]
+    assert names([*acts, declared("d", 4, "b")]) == ["a", "b", "c"], "its predecessor has another number"
+    assert names([*acts, declared("d", 4, "c", reach=1)]) == ["a", "b", "c"], "it goes back"
+    assert names([*acts, declared("e", 5, "c")]) == ["a", "b", "c"], "one is left out"
+
+
+def test_of_two_with_one_number_the_lower_hash_holds_until_a_quorum_has_attested_the_other() -> None:
+    acts = [declared("a", 1), declared("b", 1, by=1)]
+    assert names(acts) == ["a"]
+    assert names([*acts, attested("b", 1, 2)]) == ["a"], "two of five are no majority"
+    assert names([*acts, attested("b", 1, 2), attested("b", 1, 3)]) == ["b"]
+    both = chain([*acts, attested("b", 1, 2), attested("b", 1, 3)], MEMBERS)[0]
+    assert both.final
+    assert both.rivals == (b"a".ljust(32, b"."),)
+    assert not chain(acts, MEMBERS)[0].final
+
+
+def test_a_ground_low_hash_does_not_replace_what_a_quorum_named() -> None:
+    acts = [declared("m", 1), attested("m", 1, 1), attested("m", 1, 2), declared("n", 2, "m")]
+    assert names([*acts, declared("a", 1, by=4, depth=9)]) == ["m", "n"]
+
+
+def test_a_second_attest_by_one_identity_does_not_count() -> None:
+    acts = [declared("a", 1), declared("b", 1, by=1), attested("a", 1, 2, depth=2), attested("b", 1, 3)]
+    turncoat = attested("b", 1, 2, depth=7)
+    assert names([*acts, turncoat]) == ["a"]
+    assert len(chain([*acts, turncoat], MEMBERS)[0].attested_by) == 2
+
+
+def test_attests_of_strangers_do_not_count() -> None:
+    acts = [declared("a", 1), declared("b", 1, by=1), attested("b", 1, 2), attested("b", 1, 3)]
+    assert [epoch.hash[:1] for epoch in chain(acts, MEMBERS[:2])] == [b"a"]
+
+
+@given(order=st.randoms(use_true_random=False), data=st.data())
+def test_the_chain_is_the_same_in_every_order(order: random.Random, data: st.DataObject) -> None:
+    acts: list[EpochAct] = []
+    for number in range(1, 5):
+        for letter in data.draw(st.lists(st.sampled_from("abc"), unique=True, max_size=3)):
+            before = data.draw(st.sampled_from("abc")) + str(number - 1) if number > 1 else ""
+            acts.append(declared(f"{letter}{number}", number, before, by=data.draw(st.integers(0, 4))))
+        for voter in range(5):
+            if data.draw(st.booleans()):
+                acts.append(attested(f"{data.draw(st.sampled_from('abc'))}{number}", number, voter))
+    expected = chain(acts, MEMBERS)
+    order.shuffle(acts)
+    assert chain(acts, MEMBERS) == expected
+
+
+# bytes
+
+
+def test_a_cut_of_many_feeds_is_read_back_page_by_page() -> None:
+    cuts = [
+        FeedCut(
+            FeedKey(number.to_bytes(32, "big")),
+            number % 2 == 0,
+            number + 1,
+            Link(bytes(32)),
+            number + 5,
+            (Dependency(FeedId(b"12345678"), number, b"p" * 16, 3),) if number % 3 else (),
+        )
+        for number in range(2 * CUT_ENTRIES_PER_PAGE + 7)
+    ]
+    blobs: dict[Cid, bytes] = {}
+    cid = encode_cut(reversed(cuts), blobs.__setitem__)
+    assert len(blobs) == 4
+    assert list(read_cut(cid, blobs.__getitem__)) == cuts
+    torn = {each: data[:-1] if each != cid else data for each, data in blobs.items()}
+    with pytest.raises(Corrupt):
+        list(read_cut(cid, torn.__getitem__))
+
+
+# declaring
+
+
+def test_an_epoch_names_the_state_and_survives_a_restart(tmp_path: Path) -> None:
+    with echostore.open(tmp_path / "home", name="Ann") as peer:
+        party = peer.create_party("Trip")
+        task = party.create("property-set", type="task", n=1)
+        first = Epochs(party).create()
+        assert first.cid == party.snapshot().cid
+        with pytest.raises(Refused, match="nothing has changed"):
+            Epochs(party).create()
+        task["n"] = 2
+        second = Epochs(party).create()
+        assert (second.number, second.declarer, second.items, second.blocks) == (2, "Ann", 2, 3)
+    with echostore.open(tmp_path / "home") as peer:
+        epochs = Epochs(peer.party("@Trip"))
+        assert [epoch.cid for epoch in epochs.all()] == [first.cid, second.cid]
+        record = epochs.record(epochs.get(2))
+        assert record.previous_snapshot is not None
+        assert cid_text(record.previous_snapshot) == first.cid
+        blobs = peer.party("@Trip").runtime.blobs
+        assert blobs is not None
+        cut = {entry.feed: entry for entry in read_cut(Cid(epochs.get(2).genesis.cut), blobs.get)}
+        cursors = peer.party("@Trip").runtime.processor.orderer.cursors
+        data = next(cursor for cursor in cursors.values() if cursor.kind == "data")
+        assert cut[data.key].length == data.length == 3
+        assert cut[data.key].depth == data.depth
+        with pytest.raises(NotFound):
+            epochs.get(3)
+
+
+def test_a_pipelines_snapshot_is_declared_only_if_this_peer_has_the_same(tmp_path: Path) -> None:
+    with echostore.open(tmp_path / "home", name="Ann") as peer:
+        party = peer.create_party("Trip")
+        task = party.create("property-set", type="task", n=1)
+        snapshot = party.snapshot()
+        blobs = party.runtime.blobs
+        assert blobs is not None
+        built = [(cid, blobs.get(cid)) for cid, _ in blobs.list()]
+        root = cid_of(snapshot.root_bytes, PROTOBUF)
+        task["n"] = 2
+        with pytest.raises(Refused, match="this peer's own"):
+            Epochs(party).create_from(root, iter(built))
+        assert Epochs(party).all() == []
+        again = party.snapshot()
+        with pytest.raises(Corrupt):
+            Epochs(party).create_from(cid_of(again.root_bytes, PROTOBUF), iter([(built[0][0], b"other")]))
+        assert Epochs(party).create_from(cid_of(again.root_bytes, PROTOBUF), iter(built)).cid == again.cid
+
+
+def test_two_declarers_at_once_end_with_one_chain(tmp_path: Path) -> None:
+    with echostore.open(tmp_path / "a", name="Ann") as ann, echostore.open(tmp_path / "b", name="Bob") as bob:
+        trip = ann.create_party("Trip")
+        theirs = bob.enter(trip.members.admit(bob.request_join(trip.key), role="admin"))
+        joined = link(ann, bob, trip.key).pump()
+        joined.cut()
+        trip.create("property-set", type="a")
+        theirs.create("property-set", type="b")
+        Epochs(trip).create()
+        Epochs(theirs).create()
+        joined.heal().pump()
+        assert [epoch.hash for epoch in Epochs(trip).all()] == [epoch.hash for epoch in Epochs(theirs).all()]
+        assert Epochs(trip).all()[0].rivals == 1
+        assert trip.snapshot().cid == theirs.snapshot().cid
+
+
+def test_a_child_party_has_epochs_of_its_own(tmp_path: Path) -> None:
+    with echostore.open(tmp_path / "home", name="Ann") as peer:
+        parent = peer.create_party("Trip")
+        child = peer.create_child(parent, "Chess")
+        child.create("property-set", type="board")
+        assert Epochs(child).create().number == 1
+        assert Epochs(parent).all() == []
+        assert Epochs(parent).create().number == 1
