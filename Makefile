@@ -23,7 +23,7 @@ CANDIDATES := $(if $(PYTHON),$(PYTHON),python3.13 python3.12 python3.11 python3)
 ARGS ?=
 PYTEST_PARALLEL ?= -n 2 --dist worksteal
 
-.PHONY: help setup test demo bench lint proto proto-check lock clean
+.PHONY: help setup test demo bench bench-full lint proto proto-check lock clean
 
 help: ## list the targets (default)
 	@echo "echostore: targets of this Makefile"
@@ -62,6 +62,10 @@ demo: setup ## run the demonstration
 bench: setup ## run the benchmarks
 	@echo "bench: echostore bench $(ARGS)"
 	@cd $(ROOT) && $(BIN)/echostore bench $(ARGS)
+
+bench-full: setup ## run the pipeline's benchmarks at 5,000,000 messages (tens of minutes)
+	@echo "bench-full: echostore bench pipeline with 5,000,000 messages"
+	@cd $(ROOT) && ECHOSTORE_BENCH_MESSAGES=5000000 $(BIN)/echostore bench pipeline $(ARGS)
 
 # mypy runs without its cache: the cache keeps "no attribute" errors about modules that were created since.
 lint: setup ## ruff check, ruff format --check, mypy --strict, lint-imports; runs all four, fails if any fails

@@ -1,6 +1,7 @@
 """A peer that another process has open: its objects used over the local socket, from threads and from asyncio."""
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -239,7 +240,7 @@ def test_a_batch_that_falls_silent_is_undone(own: Peer, party: Party, monkeypatc
     assert task["a"] == 1
 
 
-def test_receipts_streams_and_the_past(party: Party) -> None:
+def test_receipts_streams_and_the_past(own: Peer, party: Party) -> None:
     task = party.create(type="task", title="x")
     receipt = party.flush()
     assert receipt.durable
@@ -249,6 +250,11 @@ def test_receipts_streams_and_the_past(party: Party) -> None:
     with pytest.raises(TimedOut, match="1 of the 2"):
         receipt.wait(held_by=2, timeout=0.3)
     assert time.monotonic() - begun < 5
+    # Longer than the other process waits at a time.
+    late = threading.Timer(1.2, lambda: own.party("@Trip").acknowledge(b"d" * 32, {receipt.feed: receipt.length}))
+    late.start()
+    assert receipt.wait(held_by=2, timeout=20).held_by == 2
+    late.join()
     stream = party.stream(after=receipt.anchor)
     assert not stream.wait(timeout=0.1)
     task["title"] = "y"
@@ -459,6 +465,13 @@ def test_values_come_as_they_went(value: Any) -> None:
 def test_nothing_but_records_is_made(packed: list[Any]) -> None:
     with pytest.raises(UsageError):
         codec().unpack(packed)
+
+
+def test_no_module_is_loaded_for_a_stranger() -> None:
+    for packed in (["v", "this:s", 1], ["e", "this:s", 1], ["v", "echostore.cli.bench:app"]):
+        with pytest.raises(UsageError):
+            codec().unpack(packed)
+    assert "this" not in sys.modules
 
 
 def test_deep_values_are_refused() -> None:

@@ -59,7 +59,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[PartyAnsw
     folder = tmp_path_factory.mktemp("cluster")
     lake = Lake.create(folder / "lake")
     generate(Shape(parties=2, feeds=3, messages=400, items=40, mix=(("property-set", 3), ("text", 1)), faults=4), lake)
-    return lake.path, lake_answers(lake, folder / "observer")
+    return lake.path, list(lake_answers(lake, folder / "observer"))
 
 
 def drive(lake: Path, out: Path, master: str, *, kill: bool = False) -> dict[str, object]:

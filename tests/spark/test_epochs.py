@@ -130,3 +130,17 @@ def test_a_missing_blob_and_a_broken_pack_are_told(party: Any, tmp_path: Path) -
     assert ready is not None
     with pytest.raises(Corrupt, match="blobs"):
         list(ready.blobs())
+
+
+def test_a_pack_that_lies_about_a_blob_is_not_believed(party: Any, tmp_path: Path) -> None:
+    out, snapshot = tmp_path / "out", party.snapshot()
+    commit(out, party, {snapshot.root.membership_root})
+    with Attempt.begin(out) as attempt:
+        lie = pa.record_batch([[snapshot.root.membership_root], [b"other"]], schema=BLOBS)
+        assert attempt.base is not None
+        blobs = (*attempt.base.files["blobs"], *attempt.write("blobs", BLOBS, [lie]))
+        attempt.commit(files={**attempt.base.files, "blobs": blobs}, lake=LakePoint(1, ""))
+    ready = latest(out, party.key)
+    assert ready is not None
+    with pytest.raises(Corrupt, match="no pack"):
+        ready.blob(snapshot.root.membership_root)

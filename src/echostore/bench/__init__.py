@@ -33,6 +33,7 @@ BENCHES: dict[str, str] = {
     "text": "echostore.bench.typing",
     "open": "echostore.bench.opening",
     "live-query": "echostore.bench.live_query",
+    "pipeline": "echostore.bench.pipeline",
 }
 
 

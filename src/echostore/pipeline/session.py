@@ -240,6 +240,9 @@ def _settings(name: str, options: SparkOptions, scratch: Path, memory: int, *, l
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         # Without it a source that takes filters is refused.
         "spark.sql.python.filterPushdown.enabled": "true",
+        # Tasks pack rows in the order in which they come, so one that runs again sends other bytes for the same set of
+        # rows. All that read them sort first; Spark would take the difference for an error and give the job up.
+        "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "false",
         # A worker that dies in native code leaves the stack it died on.
         "spark.python.worker.faulthandler.enabled": "true",
     }
