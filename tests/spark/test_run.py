@@ -118,6 +118,16 @@ def test_rejects_are_those_of_a_peer(engine: Any, story: Story) -> None:
         assert found == expected, (told.number, told.deeds)
 
 
+def test_tables_show_every_item_once(engine: Any, story: Story) -> None:
+    views = open_views(engine, story.out)
+    items = [(row["party"], row["item"]) for row in views["items"].select("party", "item").collect()]
+    assert len(items) == len(set(items))
+    for told in story.told:
+        assert sum(party == told.party.hex() for party, _ in items) == told.items, (told.number, told.deeds)
+    places = [tuple(row) for row in views["properties"].select("party", "item", "path").collect()]
+    assert len(places) == len(set(places)) > 0
+
+
 def test_counts_add_up_and_little_comes_to_the_driver(story: Story) -> None:
     for result in story.results().values():
         assert result.messages == result.applied + result.rejected + result.waiting

@@ -15,6 +15,7 @@ from echostore.kernel.models.factory import ModelFactory
 from echostore.pipeline import schemas
 from echostore.pipeline.output import reading
 from echostore.pipeline.output.attempt import Attempt
+from echostore.pipeline.output.files import read_table
 from echostore.pipeline.output.item_rows import flattened, typed
 from echostore.pipeline.output.party_rows import member_rows, placement_rows, reject_rows
 from echostore.pipeline.output.record import LakePoint, StageTime
@@ -241,6 +242,31 @@ def test_rows_from_before_a_build_from_scratch_do_not_count(story: Story) -> Non
     views = open_views(story.spark, story.out)
     assert {row["item"] for row in views["items"].collect()} == {item_text(i) for i in kept if i != vanished}
     assert item_text(vanished) not in {row["item"] for row in views["properties"].collect()}
+
+
+def test_of_items_that_were_folded_again_the_last_state_is_shown(story: Story) -> None:
+    task = story.party.create("property-set", type="task", n=1)
+    early = story.states()[task.id]
+    task["n"] = 2
+    late = story.states()[task.id]
+    with Attempt.begin(story.out) as attempt:
+        files = [
+            attempt.write("states", schemas.ITEM_STATES, [state_batch([state_row(story.party.key, task.id, "property-set", state)])])[0]
+            for state in (early, late)
+        ]  # fmt: skip
+        found = write_item_tables(
+            story.spark,
+            Place(str(story.out), attempt.folder),
+            files,
+            1,
+            models=None,
+            tables=("items", "properties"),
+            collect=lambda frame: frame.collect(),
+            superseded={files[0].path: frozenset({(story.party.key, task.id)})},
+        )
+        assert sum(file.rows for file in found["table_items"]) == 1
+        [shown] = [read_table(story.out, file, TABLES["properties"]) for file in found["table_properties"]]
+    assert shown["integer"].to_pylist() == [2]
 
 
 def test_only_tables_that_were_asked_for_are_there(story: Story) -> None:

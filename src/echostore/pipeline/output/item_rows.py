@@ -1,7 +1,7 @@
 """Item states -> rows of the tables items, properties and links. Arrow in, Arrow out.
 
-Property sets whose entries are plain (single steps, set or deleted) are merged by column kernels; everything else is
-decoded by the kernel, item by item, and asked for its value. Both ways give the same rows.
+Properties that were only set or deleted whole are merged by column kernels; what else is in a property set, and every
+other model, is decoded by the kernel and asked for its value. Both ways give the same rows.
 
 A path is written as its steps joined by `/`; inside a step `/` is written `~1` and `~` is written `~0`, as in JSON
 Pointer. Maps are not rows of their own, their entries are; an empty map is one.
@@ -10,7 +10,9 @@ Pointer. Maps are not rows of their own, their entries are; an empty map is one.
 import binascii
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -27,6 +29,7 @@ from echostore.kernel.models.property_set import PropertySet
 from echostore.kernel.values import BlobRef, Reference, Value
 from echostore.pipeline.output.table_schemas import ITEMS, LINKS, MOMENT, PROPERTIES
 from echostore.pipeline.stages.message_columns import read_columns
+from echostore.wire.generated import property_set_pb2 as pb
 from echostore.wire.items import decode_record
 from echostore.wire.models import property_set
 from echostore.wire.values import value_from_bytes
@@ -183,32 +186,27 @@ def _properties(
 ) -> pa.RecordBatch:
     rows = np.flatnonzero(chosen)
     states = columns.column("state").take(pa.array(rows))
-    by_columns = _plain_properties(states)
-    owners, names, values, plain = by_columns
-    parts = []
-    if len(owners):
-        table, deep = _value_columns(values)
-        parts.append((rows[owners[~deep]], names.filter(pa.array(~deep)), table.filter(pa.array(~deep))))
-        if deep.any():
-            # A map in a plain property: its entries are rows, which only the other way knows how to make.
-            plain[np.unique(owners[deep])] = False
-            kept = plain[owners] & ~deep
-            parts = [(rows[owners[kept]], names.filter(pa.array(kept)), table.filter(pa.array(kept)))]
+    found = _plain_properties(states)
     slow = [
         (row, path, value)
-        for row in rows[~plain].tolist()
-        for path, value in _merged(ItemId(live.column("item")[row].as_py()), columns.column("state")[row].as_py())
+        for at, keys in found.odd.items()
+        for row in [int(rows[at])]
+        for path, value in _merged(ItemId(live.column("item")[row].as_py()), states[at].as_py(), keys)
     ]
+    parts = []
+    if len(found.owners):
+        table, deep = _value_columns(found.values)
+        flat = pa.array(~deep)
+        parts.append((rows[found.owners[~deep]], found.paths.filter(flat), table.filter(flat)))
+        # A map is no row: its entries are.
+        for at in np.flatnonzero(deep).tolist():
+            value = value_from_bytes(found.values[at].as_py(), bytes_max=None)
+            row, path = int(rows[found.owners[at]]), found.paths[at].as_py()
+            slow += [(row, f"{path}/{below}" if below else path, each) for below, each in leaves(value)]
     if slow:
-        parts.append(
-            (
-                np.array([row for row, _, _ in slow]),
-                pa.array([path for _, path, _ in slow], pa.string()),
-                pa.Table.from_pylist([typed(value) for _, _, value in slow], _VALUE_SCHEMA)
-                .combine_chunks()
-                .to_batches()[0],
-            )
-        )
+        shown = pa.Table.from_pylist([typed(value) for _, _, value in slow], _VALUE_SCHEMA).combine_chunks()
+        paths = pa.array([path for _, path, _ in slow], pa.string())
+        parts.append((np.array([row for row, _, _ in slow]), paths, shown.to_batches()[0]))
     batches = []
     for owner, path, value in parts:
         at = pa.array(owner)
@@ -230,39 +228,54 @@ def _properties(
 _VALUE_SCHEMA = pa.schema([PROPERTIES.field(name) for name in PROPERTIES.names[3:-1]])
 
 
-def _plain_properties(states: pa.Array) -> tuple[np.ndarray[Any, Any], pa.Array, pa.Array, np.ndarray[Any, Any]]:
-    """Owner, path and value bytes of the merged properties of plain states; and which states are plain."""
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """Merged properties by column: the state they belong to, path and encoded value. `odd` are the keys of states that
+    columns can't merge."""
+
+    owners: np.ndarray[Any, Any]
+    paths: pa.Array
+    values: pa.Array
+    odd: dict[int, set[str]]
+
+
+def _plain_properties(states: pa.Array) -> _Plain:
+    """What is written under one key does not depend on other keys. A key is plain if all its entries set or delete it
+    whole; then the last one in canonical order wins."""
     layers = read_columns("PropertyState", states).column("layers")
     layer_rows = np.repeat(np.arange(len(states)), np.diff(layers.offsets.to_numpy()))
     flat_layers = layers.flatten()
     entries = flat_layers.field("entries")
     counts = np.diff(entries.offsets.to_numpy())
     owners = np.repeat(layer_rows, counts)
-    feeds = np.repeat(np.arange(len(flat_layers)), counts)  # layers are ascending by feed, so their numbers are too
+    feeds = np.repeat(np.arange(len(flat_layers)), counts)  # a state's layers ascend by feed, so their numbers do too
     flat = entries.flatten()
     paths = flat.field("path")
     single = np.diff(paths.offsets.to_numpy()) == 1
     is_set = flat.field("set").is_valid().to_numpy(zero_copy_only=False)
     is_deleted = flat.field("deleted").is_valid().to_numpy(zero_copy_only=False)
-    plain = np.ones(len(states), bool)
-    odd = ~(single & (is_set | is_deleted))
-    if odd.any():
-        plain[np.unique(owners[odd])] = False
-    kept = np.flatnonzero(plain[owners])
-    steps = pc.list_element(paths.filter(pa.array(plain[owners])), 0) if len(kept) else pa.array([], pa.string())
-    owners, feeds = owners[kept], feeds[kept]
+    keys = pc.list_element(paths, 0) if len(paths) else pa.array([], pa.string())
+    coded = keys.dictionary_encode()
+    key = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    group = owners * (len(coded.dictionary) + 1) + key
+    odd_entries = ~(single & (is_set | is_deleted))
+    odd: dict[int, set[str]] = defaultdict(set)
+    kept = np.arange(len(owners))
+    if odd_entries.any():
+        odd_groups, first = np.unique(group[odd_entries], return_index=True)
+        places = np.flatnonzero(odd_entries)[first]
+        for owner, name in zip(owners[places].tolist(), keys.take(pa.array(places)).to_pylist(), strict=True):
+            odd[owner].add(name)
+        kept = np.flatnonzero(~np.isin(group, odd_groups))
     stamp = flat.field("stamp").take(pa.array(kept))
     depth, seq, position = (stamp.field(name).to_numpy(zero_copy_only=False) for name in ("depth", "seq", "position"))
-    names = steps.dictionary_encode()
-    name = names.indices.to_numpy(zero_copy_only=False)
-    # The last of each (owner, name) in canonical order wins.
-    order = np.lexsort((position, seq, feeds, depth, name, owners))
+    order = np.lexsort((position, seq, feeds[kept], depth, group[kept]))
     last = np.ones(len(order), bool)
-    last[:-1] = (owners[order][1:] != owners[order][:-1]) | (name[order][1:] != name[order][:-1])
-    winners = order[last]
-    winners = winners[is_set[kept[winners]]]
+    last[:-1] = group[kept][order][1:] != group[kept][order][:-1]
+    winners = kept[order[last]]
+    winners = winners[is_set[winners]]
     at = pa.array(winners)
-    return owners[winners], _escaped(steps.take(at)), flat.field("set").take(pa.array(kept[winners])), plain
+    return _Plain(owners[winners], _escaped(keys.take(at)), flat.field("set").take(at), odd)
 
 
 def _escaped(steps: pa.Array) -> pa.Array:
@@ -314,8 +327,19 @@ def _value_columns(values: pa.Array) -> tuple[pa.RecordBatch, np.ndarray[Any, An
     return batch, deep
 
 
-def _merged(item: ItemId, state: bytes) -> Iterator[tuple[str, Value]]:
-    yield from flattened(property_set.decode_state(item, state).value(), ())
+def _merged(item: ItemId, state: bytes, keys: set[str]) -> Iterator[tuple[str, Value]]:
+    """The merged properties under some keys, by the kernel."""
+    message = pb.PropertySetState.FromString(state)
+    for layer in message.layers:
+        kept = [entry for entry in layer.entries if entry.path[0] in keys]
+        del layer.entries[:]
+        layer.entries.extend(kept)
+    yield from flattened(property_set.decode_state(item, message.SerializeToString()).value(), ())
+
+
+def leaves(value: Value) -> Iterator[tuple[str, Value]]:
+    """What is in a map, with paths inside of it; an empty map is one leaf."""
+    return flattened(value, ()) if value else iter([("", value)])
 
 
 def flattened(value: Value, path: tuple[str, ...]) -> Iterator[tuple[str, Value]]:

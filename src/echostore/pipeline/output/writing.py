@@ -190,7 +190,8 @@ class _WritingTables:
         rows: dict[str, list[pa.RecordBatch]] = {name: [] for name in self.tables}
         for file in (file for batch in batches for file in named_files(batch.to_pylist())["states"]):
             states = _without(read_table(self.place.out, file, ITEM_STATES), self.superseded.get(file.path))
-            for part in states.to_batches(max_chunksize=STATE_ROWS):
+            # Row groups are buckets, and small: together they make fewer and larger batches.
+            for part in states.combine_chunks().to_batches(max_chunksize=STATE_ROWS):
                 made = item_tables(part, self.commit, factory)
                 for name in self.tables:
                     rows[name].append(made[name])
