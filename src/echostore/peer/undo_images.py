@@ -5,13 +5,15 @@ of an earlier run `echostore.peer.undo` reads this feed's operations on the item
 that undo can reach.
 """
 
+from collections import OrderedDict
+
 from echostore.kernel.ids import FeedId, ItemId
 from echostore.kernel.items.operations import METADATA
 from echostore.kernel.items.record import ItemRecord
 from echostore.kernel.models.property_set import Entry, EntryKey, Layer, Operation, PropertySet, touched_keys
 
-IMAGE_ENTRIES_MAX = 100_000
-"""Entries of images in memory, some 20 MB; what was noted first is forgotten first."""
+IMAGE_ENTRIES_MAX = 10_000
+"""Entries of images in memory, some 2 MB; what was noted first is forgotten first, and read again if it is undone."""
 
 PROPERTY_FIELDS = frozenset({PropertySet.name, METADATA})
 
@@ -27,7 +29,7 @@ class UndoImages:
 
     def __init__(self) -> None:
         self._open: dict[Place, Image] = {}
-        self._kept: dict[tuple[int, Place], Image] = {}
+        self._kept: OrderedDict[tuple[int, Place], Image] = OrderedDict()
         self._entries = 0
         self._refolded = 0
 
@@ -49,7 +51,7 @@ class UndoImages:
         self._entries += len(image) - len(self._kept.get((seq, place), ()))
         self._kept[(seq, place)] = image
         while self._entries > IMAGE_ENTRIES_MAX:
-            self._entries -= len(self._kept.pop(next(iter(self._kept))))
+            self._entries -= len(self._kept.popitem(last=False)[1])
 
     def get(self, seq: int, place: Place, *, refolded: int) -> Image | None:
         """The image, if it is kept. `refolded` counts the items that were folded again: perhaps without some of the
