@@ -1,6 +1,7 @@
 """Blobs between peers: several sources, rarest first, resumed, and no poison."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echostore.kernel.errors import Refused, TimedOut, UsageError
-from echostore.kernel.ids import Cid
+from echostore.kernel.ids import Cid, PartyKey
 from echostore.kernel.values import BlobRef
 from echostore.mesh import blob_exchange
 from echostore.mesh.want_list import FETCHES_MAX, PATIENCE_S, Ask, Fetch, WantList
@@ -17,6 +18,7 @@ from echostore.peer.peer import Peer
 from echostore.wire.cids import RAW, cid_of
 from network_peers import address, converged, invited, peers, until
 
+Serve = Callable[[PartyKey, Cid], bytes | None]
 CIDS = [cid_of(str(number).encode(), RAW) for number in range(1000)]
 
 
@@ -139,6 +141,18 @@ def test_three_sources_each_deliver_a_part(tmp_path: Path, monkeypatch: pytest.M
             dan.connect(address(other))
         until(lambda: all(link.channel_for(trip.key) for link in dan.network.node.links.values()))
         assert len(dan.network.node.links) == 3
+        served = dict.fromkeys((ann, bob, cat), False)
+
+        def when_all_serve(peer: Peer, real: Serve) -> Serve:
+            def blob(party: PartyKey, cid: Cid) -> bytes | None:
+                served[peer] = True
+                until(lambda: all(served.values()))
+                return real(party, cid)
+
+            return blob
+
+        for peer in served:
+            monkeypatch.setattr(peer.network, "blob", when_all_serve(peer, peer.network.blob), raising=False)
         dans.files.fetch(pointer)
         given_by = dan.network.blobs.given
         assert set(given_by) == {ann.device, bob.device, cat.device}
@@ -155,6 +169,13 @@ def test_a_poisoner_is_dropped_after_one_bad_blob(tmp_path: Path, monkeypatch: p
         bob.connect(address(eve))
         until(lambda: sum(link.channel_for(trip.key) is not None for link in bob.network.node.links.values()) == 2)
         monkeypatch.setattr(eve.network, "blob", lambda party, cid: b"poison", raising=False)
+        real = ann.network.blob
+
+        def after_the_poison(party: PartyKey, cid: Cid) -> bytes | None:
+            until(lambda: bob.network.blobs.poisoners)
+            return real(party, cid)
+
+        monkeypatch.setattr(ann.network, "blob", after_the_poison, raising=False)
         bobs.files.fetch(pointer)
         assert bobs.files.read(pointer) == content
         assert bob.network.blobs.poisoners == {eve.device}

@@ -127,8 +127,9 @@ class WantList(Generic[S]):
                 continue
             open_here = [cid for cid in known.has if cid not in self._assigned]
             if len(self._sources) > 1:
-                share = -(-len(open_here) // len(self._sources)) + 1
-                free = min(free, share)
+                # Its share of all that is wanted, what is under way counted: a source that answers late finds work left.
+                share = -(-len(self.wanted) // len(self._sources)) + 1
+                free = max(0, min(free, share - len(known.under_way)))
             chosen = sorted(open_here, key=lambda cid: (rarity[cid], cid))[:free]
             for cid in chosen:
                 known.under_way[cid] = now
