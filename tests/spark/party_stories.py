@@ -80,6 +80,7 @@ class _Story:
     deeds: set[str] = field(default_factory=set)
     moments: list[tuple[str, str]] = field(default_factory=list)
     children: list[PartyKey] = field(default_factory=list)
+    child_deeds: set[str] = field(default_factory=set)
 
 
 class Stories:
@@ -211,7 +212,7 @@ class Stories:
             ann.snapshot().item_count,
             rejected,
             () if child else tuple(story.moments),
-            frozenset({"child"} if child else story.deeds),
+            frozenset({"child", *story.child_deeds} if child else story.deeds),
         )
 
     # what happens
@@ -268,12 +269,12 @@ class Stories:
         story.deeds.add("parent")
         child = self.peers["ann"].create_child(parent, "Game")
         story.children.append(child.key)
-        write_something(child, story.chance, set())
+        write_something(child, story.chance, story.child_deeds)
         if "bob" in story.members and "bob" in story.watching:
             self._meet(story, "ann", "bob")
             try:
                 theirs = self.peers["bob"].enter_child(self._party(story, "bob"), child.key)
-                write_something(theirs, story.chance, set())
+                write_something(theirs, story.chance, story.child_deeds)
             except Refused:
                 return
             self._meet(story, "ann", "bob")
@@ -408,14 +409,14 @@ def _create(party: Party, items: list[Any], chance: random.Random, deeds: set[st
             "gadget",
         )
     )
+    if kind == "gadget" and (party.peer.name != "ann" or chance.random() < 0.8):
+        return
     deeds.add(kind)
     if kind == "view":
         party.create_view("board", f"Board {chance.randrange(9)}", parent=parent)
     elif kind == "link":
         if len(items) > 1:
             party.link(*chance.sample(items, 2), type="near", far=chance.randrange(9))
-    elif kind == "gadget" and (party.peer.name != "ann" or chance.random() < 0.8):
-        deeds.discard(kind)
     elif kind == "property-set":
         party.create(kind, type=chance.choice(("task", "note")), parent=parent, n=chance.randrange(9), text="new")
     else:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,13 +21,19 @@ from echostore.kernel.party.admission import Admission, FeedAdmission, Interval
 from echostore.kernel.party.credentials import FeedKind, Role
 from echostore.kernel.reasons import Reason
 from echostore.kernel.values import EPOCH, BlobRef, Reference
+from echostore.pipeline.generate.lakes import generate
+from echostore.pipeline.generate.shape import Shape
+from echostore.pipeline.lake import Lake
 from echostore.pipeline.output.files import read_table
 from echostore.pipeline.output.record import NamedFile
 from echostore.pipeline.output.writing import Place
-from echostore.pipeline.schemas import BLOCKS, PLAIN_CHANGES, REJECTS, RUNS, SLICES
+from echostore.pipeline.schemas import BLOCKS, CUTS, PLAIN_CHANGES, REJECTS, RUNS, SLICES
 from echostore.pipeline.stages import demux
-from echostore.pipeline.stages.demux import Demux, Standing, combined, slices_of
+from echostore.pipeline.stages.control import fold_control
+from echostore.pipeline.stages.demux import Demux, Standing, combined, plan_slices, slices_of
+from echostore.pipeline.stages.frames import frame_of
 from echostore.pipeline.stages.operation_columns import concerned, read_operations
+from echostore.pipeline.stages.order import order_blocks
 from echostore.pipeline.stages.parcels import bucket_nibbles, unpacked
 from echostore.pipeline.stages.value_columns import canonical_values
 from echostore.wire.generated import message_pb2 as pb
@@ -283,3 +290,42 @@ def test_a_task_tells_excluded_and_malformed_blocks(tmp_path: Path, monkeypatch:
 
 def test_small_parties_are_one_bucket() -> None:
     assert [bucket_nibbles(count) for count in (0, 8192, 8193, 131072, 131073, 10**9)] == [0, 0, 1, 1, 2, 2]
+
+
+def test_slices_are_the_same_planned_here_and_by_spark(spark: Any, tmp_path: Path) -> None:
+    """At once and on top of earlier cuts, with feeds that are cut short, forked or not admitted."""
+    lake = Lake.create(tmp_path / "lake")
+    generate(Shape(parties=2, feeds=4, messages=400, items=30, faults=12), lake)
+    version = lake.at()
+    control = fold_control(spark, version)
+    order = order_blocks(spark, version, control)
+    runs, cuts, admission = version.runs(control=False), order.cuts.toArrow(), control.admission.toArrow()
+    earlier = cuts.set_column(cuts.schema.get_field_index("length"), CUTS.field("length"), pc.divide(cuts["length"], 2))
+    for before, history in ((None, False), (earlier, False), (earlier, True)):
+        here = plan_slices(spark, str(lake.path), runs, cuts, admission, before, history=history)
+        frames = [None if table is None else frame_of(spark, table) for table in (cuts, admission, before)]
+        there = plan_slices(spark, str(lake.path), runs, *frames, history=history)
+        assert isinstance(here, pa.Table)
+        wanted = [{**row, "standing": json.loads(row["standing"])} for row in there.toArrow().to_pylist()]
+        found = [{**row, "standing": json.loads(row["standing"])} for row in here.to_pylist()]
+        for row in (*wanted, *found):
+            row["standing"]["intervals"].sort(key=lambda interval: interval[0])
+        assert sorted(found, key=_slice_place) == sorted(wanted, key=_slice_place)
+        assert len(found) > 6
+    order.close()
+    control.close()
+
+
+def _slice_place(row: dict[str, Any]) -> tuple[bytes, bytes, int]:
+    return row["party"], row["feed"], row["start"]
+
+
+def test_slices_are_dealt_out_evenly(spark: Any) -> None:
+    rows = [
+        {"party": b"p", "feed": bytes([feed]), "start": 0, "end": 10, "file": "f", "row": 10 * feed, "nibbles": 0, "standing": "{}"}
+        for feed in range(12)
+    ]  # fmt: skip
+    dealt = demux._dealt(spark, pa.Table.from_pylist(rows, SLICES), 4).select("task", "feed").toArrow().to_pylist()
+    tasks = [sorted(row["feed"][0] for row in dealt if row["task"] == task) for task in range(4)]
+    assert tasks == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]], "neighbours in a file go to one task"
+    assert demux._dealt(spark, SLICES.empty_table(), 4).count() == 0

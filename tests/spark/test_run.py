@@ -33,8 +33,8 @@ from echostore.wire.cids import cid_text
 from echostore.wire.tree import verify_tree
 from echostore.wire.tree_nodes import TreeTop
 from spark.party_stories import Stories, Told
+from spark.worker_paths import with_test_modules
 
-TESTS = Path(__file__).resolve().parents[1]
 MIXED = (("property-set", 40), ("text", 30), ("growable-array", 20), ("threaded-log", 10))
 FAULTS = 19
 EARLY, LATE = (0, 1, 4, 7, 23, 24), (15, 17, 22, 35, 38)
@@ -44,13 +44,8 @@ EARLY, LATE = (0, 1, 4, 7, 23, 24), (15, 17, 22, 35, 38)
 @pytest.fixture(scope="module")
 def engine(spark: Any) -> Iterator[Any]:
     """A session whose workers can import the models of the stories."""
-    environment = spark.sparkContext.environment
-    before = environment.get("PYTHONPATH")
-    environment["PYTHONPATH"] = str(TESTS)
-    yield spark
-    del environment["PYTHONPATH"]
-    if before is not None:
-        environment["PYTHONPATH"] = before
+    with with_test_modules(spark):
+        yield spark
 
 
 @dataclass(slots=True)
@@ -173,7 +168,8 @@ def test_a_model_that_becomes_known_gives_the_party_its_cid(
         "    for model in (*SHARED, Gadget):\n        models.register(model)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(engine.sparkContext.environment, "PYTHONPATH", f"{TESTS}:{tmp_path}")
+    environment = engine.sparkContext.environment
+    monkeypatch.setitem(environment, "PYTHONPATH", f"{environment['PYTHONPATH']}:{tmp_path}")
     out = tmp_path / "out"
     shutil.copytree(story.out, out)
     done = run(engine, story.lake, out, models="gadgets")

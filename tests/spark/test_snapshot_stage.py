@@ -16,8 +16,9 @@ from echostore.pipeline.stages.asking import close_edges, close_lacking
 from echostore.pipeline.stages.move_rows import party_moves
 from echostore.pipeline.stages.operation_columns import CREATED, PLACED, RIVAL, rows_table
 from echostore.pipeline.stages.parcels import packed, unpacked
-from echostore.pipeline.stages.snapshot import _ENTRIES, join_tops, subtree
+from echostore.pipeline.stages.snapshot import join_tops
 from echostore.pipeline.stages.state_files import spread, states_noted
+from echostore.pipeline.stages.subtrees import ENTRIES, subtree
 from echostore.wire.snapshot import EncodedItem
 from echostore.wire.tree import build
 from peer_builder import Circle
@@ -48,7 +49,7 @@ def _tops(items: dict[ItemId, EncodedItem], depth: int, before: dict[str, Any], 
         mine = {item: data for item, data in items.items() if item_key(item).startswith(bucket)}
         if len(mine) <= 12:
             pairs = sorted(mine.items())
-            tops[bucket] = {"count": len(mine), "entries": packed(rows_table(pairs, _ENTRIES)) if mine else None, "cid": None, "nodes": None}  # fmt: skip
+            tops[bucket] = {"count": len(mine), "entries": packed(rows_table(pairs, ENTRIES)) if mine else None, "cid": None, "nodes": None}  # fmt: skip
             continue
         known = before.get(bucket, {}).get("nodes")
         changed = [item for item in (dirty if known else set(mine)) if item_key(item).startswith(bucket)]
@@ -86,9 +87,26 @@ def test_buckets_joined_are_the_tree_of_all_items(count: int, depth: int) -> Non
         dirty |= set(fresh)
 
 
+@pytest.mark.parametrize("share", [0.02, 0.9])
+def test_only_blobs_that_were_not_there_are_put(share: float) -> None:
+    """Whether a few items changed, and the nodes above them are renewed, or so many that all are grown anew."""
+    items = dict(_item(number) for number in range(400))
+    first: dict[Cid, bytes] = {}
+    top, nodes = subtree("", None, [], _states(items), first.__setitem__)
+    assert top == build(items.items(), {}.__setitem__)
+    before = packed(rows_table([(b"", path, node.cid, node.count) for path, node in nodes.nodes.items()], TREE_NODES))
+    again: dict[Cid, bytes] = {}
+    changed = list(items)[: int(400 * share)]
+    items |= {item: EncodedItem(items[item][:-1] + b"\x63") for item in changed}
+    wanted: dict[Cid, bytes] = {}
+    renewed, _ = subtree("", before, changed, _states(items), again.__setitem__)
+    assert renewed == build(items.items(), wanted.__setitem__)
+    assert again == {cid: blob for cid, blob in wanted.items() if cid not in first}
+
+
 def test_notes_below_a_whole_bucket_are_left_out() -> None:
-    def note(bucket: str, turn: int, *, whole: bool) -> str:
-        return json.dumps({"state": {"bucket": bucket, "turn": turn, "whole": whole}})
+    def note(bucket: str, turn: int, *, whole: bool, party: str = "aa") -> str:
+        return json.dumps({"state": {"party": party, "bucket": bucket, "turn": turn, "whole": whole}})
 
     notes = [
         note("3f", 1, whole=False),
@@ -97,6 +115,8 @@ def test_notes_below_a_whole_bucket_are_left_out() -> None:
         note("3e", 1, whole=False),
     ]
     assert [(place["bucket"], place["turn"]) for place in states_noted(notes)] == [("3f", 5), ("3f", 6), ("3e", 1)]
+    others = [note("3f", 1, whole=False, party="bb")]
+    assert states_noted(others + notes)[0]["party"] == "bb", "another party's bucket of that name is another bucket"
     assert spread("3f", 1) == ["3"]
     assert spread("3", 2)[:2] == ["30", "31"]
     assert len(spread("", 2)) == 256

@@ -1,4 +1,4 @@
-"""`echostore pipeline`: Spark over a block lake: run, audit, show."""
+"""`echostore pipeline`: Spark over a block lake: run, stream, audit, show."""
 
 import contextlib
 import os
@@ -28,6 +28,12 @@ app = App(
 
 LakeFolder = Annotated[Path, Parameter(name="--lake")]
 OutFolder = Annotated[Path, Parameter(name="--out")]
+
+app.command(
+    "echostore.cli.pipeline_stream:app",
+    name="stream",
+    help="Keep the item tables of an output fresh, while blocks are added to a lake.",
+)
 
 PARTIES = (
     Column("party", "PARTY", short, style="cyan"),
@@ -114,12 +120,12 @@ def run(
         Which tables to write, by name and with commas; all for all of them, none for none.
     """
     output = Output.of(options)
-    with _extras():
+    with pipeline_extras():
         from echostore.pipeline.run import RunRequest, check_request, chosen_tables, run_pipeline
         from echostore.pipeline.session import SparkOptions, spark_session
     request = RunRequest(lake=lake, out=out, parties=party, models=models, at=_anchor(at), tables=chosen_tables(tables))
     if models is not None:
-        _let_tasks_import_from_here()
+        let_tasks_import_from_here()
     check_request(request)
     spark_options = SparkOptions(master=master, memory=memory)
     stopped = if_interrupted("Nothing was committed; the output is as it was, and the next run goes on from there.")
@@ -160,7 +166,7 @@ def audit(
         Heap of Spark's driver, such as 2g.
     """
     output = Output.of(options)
-    with _extras():
+    with pipeline_extras():
         from echostore.pipeline.audit import audit_lake
         from echostore.pipeline.lake import Lake
         from echostore.pipeline.parties import chosen_parties
@@ -217,7 +223,7 @@ def show(
         Follow the whole chain of commits and hash every file they name.
     """
     output = Output.of(options)
-    with _extras():
+    with pipeline_extras():
         from echostore.pipeline.output import reading
         from echostore.pipeline.output.results import party_results
     if verify:
@@ -277,7 +283,7 @@ def _anchor(text: str | None) -> "At | None":
     )
 
 
-def _let_tasks_import_from_here() -> None:
+def let_tasks_import_from_here() -> None:
     """Make modules of the current folder known here and to the Python workers that Spark starts on this machine."""
     here = os.getcwd()
     if here not in sys.path:
@@ -288,7 +294,7 @@ def _let_tasks_import_from_here() -> None:
 
 
 @contextlib.contextmanager
-def _extras() -> Iterator[None]:
+def pipeline_extras() -> Iterator[None]:
     """The pipeline needs packages that are an extra."""
     try:
         yield

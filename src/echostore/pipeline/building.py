@@ -102,8 +102,7 @@ def build(job: Job, parties: frozenset[bytes] | None, anew: frozenset[bytes]) ->
         with job.clock.stage("order") as told:
             scratch = anew | frozenset(job.limits)
             known = _Known.of(job, stages.keys, scratch)
-            previous = None if known.cuts is None else as_frame(job.spark, known.cuts)
-            order = order_blocks(job.spark, job.version, stages.control, parties, job.limits, previous)
+            order = order_blocks(job.spark, job.version, stages.control, parties, job.limits, known.cuts)
             stages.order = _Order.of(job, order)
             told.rows = _blocks(order.plan.pieces)
             moved, lost = _compared(job, stages, known, order)
@@ -147,9 +146,7 @@ class _Stages:
         )
         if len(keys) < len(names):
             rows = {name: _of_parties(each, keys) for name, each in rows.items()}
-        frames = {name: as_frame(job.spark, each) for name, each in rows.items()}
-        tables = ControlTables(**frames, bundles=control.bundles)
-        return _Stages(tables, rows, keys, parties is None)
+        return _Stages(ControlTables(job.spark, rows, control.bundles), rows, keys, parties is None)
 
     def runs(self, job: Job, *, control: bool | None = False) -> pa.Table:
         return job.version.runs(parties=None if self.whole else self.keys, control=control)
@@ -161,6 +158,7 @@ class _Order:
 
     tables: OrderTables
     cuts: Rows
+    timeframe: Rows
     rejects: Rows
     unheld: Rows
     branches: Rows
@@ -169,11 +167,10 @@ class _Order:
 
     @staticmethod
     def of(job: Job, order: OrderTables) -> "_Order":
-        here = isinstance(order.kept[-1], pa.Table)
-        frames = (order.cuts, order.rejects, order.unheld, order.branches)
-        cuts, rejects, unheld, branches = (gathered(frame) if here else frame for frame in frames)
+        here = isinstance(order.rows["cuts"], pa.Table)
         tasks = 0 if here else 4 * int(job.spark.sparkContext.defaultParallelism)
-        return _Order(order, cuts, rejects, unheld, branches, tasks)
+        names = ("cuts", "timeframe", "rejects", "unheld", "branches")
+        return _Order(order, **{name: order.rows[name] for name in names}, tasks=tasks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,20 +214,21 @@ def _fold(job: Job, stages: _Stages, known: _Known, moved: pa.Table, scratch: fr
         for kind, schema in FORGOTTEN.items()
     }
     moved = moved.filter(pa.array([party not in scratch for party in moved["party"].to_pylist()], pa.bool_()))
-    ordered = stages.order.tables
+    ordered = stages.order
     inputs = Inputs(
         spark=job.spark,
         lake=str(job.version.lake.path),
         runs=stages.runs(job),
         cuts=ordered.cuts,
-        admission=stages.control.admission,
+        admission=stages.rows["admission"],
         place=job.place,
         turn=job.turn,
         collect=job.collect,
         models=job.models,
-        cuts_before=None if known.cuts is None else as_frame(job.spark, known.cuts),
+        cuts_before=known.cuts,
         index_before=instead["state_index"],
         moves_before=instead["moves"],
+        tops_before=instead["tops"],
         lacking_before=lacking(job.spark, known.rejects),
         moved=frame_of(job.spark, moved.drop_columns(["lost"])) if len(moved) else None,
     )
@@ -245,7 +243,7 @@ def _fold(job: Job, stages: _Stages, known: _Known, moved: pa.Table, scratch: fr
         snapshots = build_snapshots(
             SnapshotInputs(
                 spark=job.spark,
-                parties=stages.control.parties,
+                parties=stages.rows["parties"],
                 timeframe=ordered.timeframe,
                 cuts=ordered.cuts,
                 place=job.place,
@@ -253,13 +251,13 @@ def _fold(job: Job, stages: _Stages, known: _Known, moved: pa.Table, scratch: fr
                 collect=job.collect,
                 models=job.models,
                 index=index,
-                tops=instead["tops"],
+                tops=(*instead["tops"], *outcome.files["tops"]),
                 moves=moves,
             )
         )
         told.rows = sum(file.rows for file in snapshots.files.get("blobs", ()))
     with job.clock.stage("tables") as told:
-        rejects = all_rejects(job, stages.order.rejects, stages.rows["rejects"], known.rejects, inputs, moved, outcome)
+        rejects = all_rejects(job, stages.order.rejects, stages.rows["rejects"], known.rejects, moved, outcome)
         for found in (
             {kind: named for kind, named in snapshots.files.items() if kind != "roots"},
             _small_files(job, stages, rejects, snapshots.files.get("roots", []), scratch),

@@ -16,9 +16,8 @@ from echostore.pipeline.output.files import read_table
 from echostore.pipeline.output.record import Commit, NamedFile
 from echostore.pipeline.output.writing import NAMED, Collect, Place, named_files, named_rows
 from echostore.pipeline.schemas import ADMISSION, CUTS, REJECTS
-from echostore.pipeline.stages.by_party import Rows
+from echostore.pipeline.stages.by_party import HERE_ROWS_MAX, Rows
 from echostore.pipeline.stages.frames import frame_of, mapped
-from echostore.pipeline.stages.order import HERE_ROWS_MAX
 
 COMMIT = pa.field("commit", pa.int64(), nullable=False)
 

@@ -2,12 +2,11 @@
 control and order, which are told anew each time.
 
 What an earlier build said of folding stays true, but for items that were folded again from their whole past, and for
-blocks whose standing changed: both are told again by this one.
+blocks whose standing changed: both are told again by this one. A place is rejected once: where rounds and builds say
+the same of it, the last word counts.
 """
 
-import json
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -17,14 +16,11 @@ from echostore.kernel.ids import FEED_ID_BYTES
 from echostore.pipeline import kept
 from echostore.pipeline.output.files import read_table
 from echostore.pipeline.output.record import NamedFile
-from echostore.pipeline.output.writing import NAMED, named_files, named_rows
+from echostore.pipeline.output.writing import named_rows
 from echostore.pipeline.schemas import REJECTS
-from echostore.pipeline.stages.by_party import Rows, as_frame
-from echostore.pipeline.stages.demux import Demux, demultiplex
+from echostore.pipeline.stages.by_party import HERE_ROWS_MAX, Rows, as_frame
 from echostore.pipeline.stages.frames import frame_of, mapped
-from echostore.pipeline.stages.order import HERE_ROWS_MAX
-from echostore.pipeline.stages.parcels import REPORT
-from echostore.pipeline.stages.reduce import LACKING, Inputs, Outcome, SparkEngine
+from echostore.pipeline.stages.reduce import LACKING, Outcome
 
 if TYPE_CHECKING:
     from echostore.pipeline.building import Job
@@ -45,12 +41,11 @@ def all_rejects(
     of_order: Rows,
     of_control: Rows,
     before: Rows | None,
-    inputs: Inputs,
     moved: pa.Table,
     outcome: Outcome,
 ) -> Rows:
     """Rows of KEPT_REJECTS: a table here where there are few, else a DataFrame."""
-    fresh = [*outcome.files.get("rejects", ()), *(_moved_rejects(job, inputs) if len(moved) else ())]
+    fresh = outcome.files.get("rejects", [])
     history = {(bytes(party), bytes(item)) for party, item in outcome.again.history}
     parts = (of_order, of_control, *(() if before is None else (before,)))
     few = sum(file.rows for file in fresh) <= HERE_ROWS_MAX
@@ -61,11 +56,23 @@ def all_rejects(
         passing = [part.select(REJECTS.names).cast(REJECTS) for part in (of_order, of_control)]
         return pa.concat_tables(
             [
-                _kept(pa.concat_tables([REJECTS.empty_table(), *lasting]), True, job.number),
+                _kept(_each_once(pa.concat_tables([REJECTS.empty_table(), *lasting])), True, job.number),
                 _kept(pa.concat_tables(passing), False, job.number),
             ]
         )
     return _by_spark(job, of_order, of_control, before, fresh, moved, history)
+
+
+def _each_once(rejects: pa.Table) -> pa.Table:
+    """The first of several rows about one place."""
+    places = zip(*(rejects[name].to_pylist() for name in _PLACE), strict=True)
+    first: dict[tuple[Any, ...], int] = {}
+    for at, place in enumerate(places):
+        first.setdefault(place, at)
+    return rejects if len(first) == len(rejects) else rejects.take(pa.array(first.values(), pa.int64()))
+
+
+_PLACE = ["party", "feed", "seq", "position"]
 
 
 def _kept(rejects: pa.Table, lasting: bool, commit: int) -> pa.Table:
@@ -120,29 +127,10 @@ def _by_spark(
             )
             within = f.expr("party = p AND feed = q AND position = -1 AND seq >= s AND seq < e")
             old = old.join(ranges, within, "left_anti")
-        lasting = lasting.unionByName(old)
+        lasting = lasting.unionByName(old.join(lasting.select(*_PLACE), _PLACE, "left_anti"))
+    lasting = lasting.dropDuplicates(_PLACE)
     passing = (
         as_frame(spark, of_order).select(*REJECTS.names).unionByName(as_frame(spark, of_control).select(*REJECTS.names))
     )
     found = lasting.withColumn("lasting", f.lit(True)).unionByName(passing.withColumn("lasting", f.lit(False)))
     return found.withColumn("commit", f.lit(job.number).cast("long")).persist()
-
-
-def _moved_rejects(job: "Job", inputs: Inputs) -> list[NamedFile]:
-    """Which whole blocks are rejected where standing changed: told by a demux that sends nothing on."""
-    slices = SparkEngine(inputs)._moved_slices()
-    tasks = 2 * int(job.spark.sparkContext.defaultParallelism)
-    parcels = demultiplex(slices, Demux(inputs.lake, job.place), tasks)
-    return named_files(job.collect(mapped(parcels, reported, NAMED))).get("rejects", [])
-
-
-def reported(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The files of rejects that reports among parcels name."""
-    for batch in batches:
-        files = [
-            NamedFile(**file)
-            for bucket, note in zip(batch["bucket"].to_pylist(), batch["note"].to_pylist(), strict=True)
-            if bucket == REPORT
-            for file in json.loads(note)["rejects"]
-        ]
-        yield named_rows({"rejects": files})

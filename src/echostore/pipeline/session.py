@@ -243,6 +243,8 @@ def _settings(name: str, options: SparkOptions, scratch: Path, memory: int, *, l
         # Tasks pack rows in the order in which they come, so one that runs again sends other bytes for the same set of
         # rows. All that read them sort first; Spark would take the difference for an error and give the job up.
         "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "false",
+        # Spark runs a worker for each core already.
+        "spark.executorEnv.POLARS_MAX_THREADS": "1",
         # A worker that dies in native code leaves the stack it died on.
         "spark.python.worker.faulthandler.enabled": "true",
     }

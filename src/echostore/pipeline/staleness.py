@@ -62,7 +62,7 @@ def stale_parties(
     if base is None:
         return Stale(*_roots(version, wanted or (), {}))
     results = {result.party: result for result in party_results(out, base)}
-    touched = _touched(version, base.lake.version)
+    touched = touched_parties(version, base.lake.version)
     if wanted is not None:
         touched = touched & frozenset(wanted) | frozenset(party for party in wanted if party not in results)
         results = {party: result for party, result in results.items() if party in wanted}
@@ -72,7 +72,7 @@ def stale_parties(
     return Stale(roots, anew, unknown)
 
 
-def _touched(version: LakeVersion, after: int) -> frozenset[bytes]:
+def touched_parties(version: LakeVersion, after: int) -> frozenset[bytes]:
     """Parties of which blocks were added to the lake after a version."""
     lake = version.lake.path
     found: set[bytes] = set()

@@ -44,7 +44,7 @@ def epoch_number(name: str) -> int | None:
 
 def epoch_of(folder: str) -> int:
     """The number of the commit that an attempt's folder works for."""
-    number = epoch_number(folder.partition("/")[0])
+    number = next((found for part in folder.split("/") if (found := epoch_number(part)) is not None), None)
     assert number is not None, folder
     return number
 

@@ -7,6 +7,9 @@ spark.sql("SELECT type, count(*) FROM items GROUP BY type")
 Files are compared with their hashes by the tasks that are going to read them, before the first row. Rows that a later
 commit replaced are left out here: of an item the row of the highest commit counts, and its properties and links of the
 same commit with it; of all other tables, those of the last commit that built their party.
+
+Where a stream keeps the output fresh, its overlay (`output.overlay`) lies over the newest commit: items, properties and
+links are those of the stream, all other tables those of the commit.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,8 +22,9 @@ from echostore.kernel.errors import Corrupt, NotFound, UsageError
 from echostore.pipeline.output import reading
 from echostore.pipeline.output.files import checked_path
 from echostore.pipeline.output.layout import parse_file
+from echostore.pipeline.output.overlay import PLACED, Overlay, freshest
 from echostore.pipeline.output.record import Commit, NamedFile
-from echostore.pipeline.output.table_schemas import PARTIES, PLACEMENTS, TABLES, table_kind
+from echostore.pipeline.output.table_schemas import ITEMS, PARTIES, PLACEMENTS, TABLES, table_kind
 from echostore.pipeline.stages.frames import frame_of, mapped
 
 CHECK_HERE_BYTES = 64 << 20
@@ -35,14 +39,18 @@ def open_views(
 ) -> dict[str, Any]:
     """The tables by name, each also registered as a temporary view. Of the newest commit unless one is named."""
     folder = Path(out)
-    found = reading.load(folder, commit)[0] if commit is not None else reading.newest(folder)[0]
+    overlay: Overlay | None = None
+    if commit is not None:
+        found: Commit | None = reading.load(folder, commit)[0]
+    else:
+        found, overlay = freshest(folder)
     if found is None:
         raise NotFound(f"there is no commit in {out}", next_step="Run `echostore pipeline run` first.")
     wanted = tuple(TABLES) if tables is None else tuple(tables)
     for name in wanted:
         if name not in TABLES:
             raise UsageError(f"there is no table {name!r}", next_step=f"Tables: {', '.join(TABLES)}.")
-    stored = _Stored(spark, folder, found)
+    stored = _Stored(spark, folder, found, overlay)
     views = {}
     for name in wanted:
         frame = _view(stored, name)
@@ -59,14 +67,21 @@ def open_views(
 class _Stored:
     """The stored rows of one commit."""
 
-    def __init__(self, spark: Any, out: Path, commit: Commit) -> None:
+    def __init__(self, spark: Any, out: Path, commit: Commit, overlay: Overlay | None = None) -> None:
         self.spark = spark
         self.out = out
         self.commit = commit
+        self.overlay = overlay
 
     def frame(self, kind: str, schema: pa.Schema) -> Any:
         """All rows of a kind, as they were written; None where the commit has no files of it."""
-        files = self.commit.files.get(kind, ())
+        return self._rows(self.commit.files.get(kind, ()), schema)
+
+    def fresher(self, kind: str, schema: pa.Schema) -> Any:
+        """The rows of a kind that a stream wrote on top of the commit; None where it has none."""
+        return None if self.overlay is None else self._rows(self.overlay.files(kind), schema)
+
+    def _rows(self, files: tuple[NamedFile, ...], schema: pa.Schema) -> Any:
         if not files:
             return None
         check_files(self.spark, self.out, files)
@@ -86,6 +101,8 @@ class _Stored:
 def _view(stored: _Stored, name: str) -> Any:
     schema = TABLES[name]
     frame = stored.frame(table_kind(name), schema)
+    if name in ("items", "properties", "links") and stored.fresher(table_kind("items"), ITEMS) is not None:
+        return _fresh(stored, name, frame)
     if frame is None:
         # A table that was built and is empty is shown; one that nobody asked for is not there.
         return _shown(stored.empty(schema), name) if name in stored.commit.settings.get("tables", ()) else None
@@ -101,6 +118,43 @@ def _view(stored: _Stored, name: str) -> Any:
     elif name in ("members", "rejects", "messages", "blocks"):
         frame = _of_last_build(stored, frame)
     return _shown(frame, name)
+
+
+def _fresh(stored: _Stored, name: str, below: Any) -> Any:
+    """A table of items with what a stream says on top: of an item that it has, nothing of the commit counts."""
+    schema = TABLES[name]
+    items = _newest(stored.fresher(table_kind("items"), ITEMS), ["party", "item"])
+    known = items.select("party", "item")
+    above = items if name == "items" else stored.fresher(table_kind(name), schema)
+    if above is None:
+        above = stored.empty(schema)
+    elif name != "items":
+        above = above.join(
+            items.where("NOT gone").select("party", "item", "commit"), ["party", "item", "commit"], "left_semi"
+        )
+    if below is not None:
+        if not stored.written_at_once(table_kind("items")):
+            counting = _counting(stored, stored.frame(table_kind("items"), ITEMS))
+            below = below.join(counting.select("party", "item", "commit"), ["party", "item", "commit"], "left_semi")
+        above = above.unionByName(below.join(known, ["party", "item"], "left_anti").select(*schema.names))
+    if name == "items":
+        above = _placed(above.where("NOT gone"), _fresh_placements(stored))
+    return _shown(above, name)
+
+
+def _fresh_placements(stored: _Stored) -> Any:
+    """Where moved items hang: of each party as the stream says, if it says anything of it."""
+    below = stored.frame(table_kind("placements"), PLACEMENTS)
+    below = None if below is None else _of_last_build(stored, below)
+    placed = stored.fresher("placed", PLACED)
+    if placed is None:
+        return below
+    told = placed.groupBy("party").agg({"number": "max"}).withColumnRenamed("max(number)", "commit")
+    above = stored.fresher(table_kind("placements"), PLACEMENTS)
+    above = stored.empty(PLACEMENTS) if above is None else above.join(told, ["party", "commit"], "left_semi")
+    if below is None:
+        return above
+    return above.unionByName(below.join(told.select("party"), "party", "left_anti"))
 
 
 def _counting(stored: _Stored, items: Any) -> Any:

@@ -1,7 +1,8 @@
 """The Python data source itself: what Spark calls, on the driver and in workers.
 
 Options: `lake` or `home` (a folder, one of them), `version` of a lake; `party`, `feed` (hex keys, several with commas),
-`control` (true or false); for streams `maxBlocksPerTrigger`. Rows have the columns of `schemas.BLOCKS`. The first row of
+`control` (true or false); for streams `maxBlocksPerTrigger`, and `afterVersion` of a lake: a stream without a checkpoint
+begins behind what that version has. Rows have the columns of `schemas.BLOCKS`. The first row of
 each stretch has `previous`, so that every partition can be verified by itself.
 """
 
@@ -41,7 +42,7 @@ from echostore.pipeline.source.planning import SeqRange
 from echostore.pipeline.source.timeframes import from_offset, to_offset
 from echostore.pipeline.source.views import Chosen, HomeView, LakeView, Stretch, View
 
-OPTIONS = ("lake", "home", "version", "party", "feed", "control", "maxblockspertrigger")
+OPTIONS = ("lake", "home", "version", "party", "feed", "control", "maxblockspertrigger", "afterversion")
 _TYPES = {pa.binary(): BinaryType(), pa.bool_(): BooleanType(), pa.int64(): LongType()}
 
 
@@ -54,6 +55,7 @@ class Settings:
     version: int | None
     chosen: Chosen
     blocks_max: int | None
+    after_version: int | None = None
 
     @staticmethod
     def of(options: Mapping[str, str]) -> "Settings":
@@ -64,8 +66,8 @@ class Settings:
         lake, home = given.get("lake"), given.get("home")
         if (lake is None) == (home is None):
             raise UsageError("one of the options `lake` and `home` has to be given")
-        if home is not None and "version" in given:
-            raise UsageError("a home has no versions; `version` goes with `lake`")
+        if home is not None and ("version" in given or "afterversion" in given):
+            raise UsageError("a home has no versions; `version` and `afterVersion` go with `lake`")
         control = given.get("control")
         if control is not None and control.lower() not in ("true", "false"):
             raise UsageError(f"`control` is true or false, and not {control!r}")
@@ -79,6 +81,7 @@ class Settings:
                 None if control is None else control.lower() == "true",
             ),
             _number("maxBlocksPerTrigger", given.get("maxblockspertrigger"), 1),
+            _number("afterVersion", given.get("afterversion"), 0),
         )
 
     def view(self, chosen: Chosen) -> View:
@@ -109,8 +112,8 @@ class BlocksSource(DataSource):
     def reader(self, schema: StructType) -> "BlocksReader":
         _check_schema(schema, self.schema())
         settings = Settings.of(self.options)
-        if settings.blocks_max is not None:
-            raise UsageError("maxBlocksPerTrigger is for streams")
+        if settings.blocks_max is not None or settings.after_version is not None:
+            raise UsageError("maxBlocksPerTrigger and afterVersion are for streams")
         return BlocksReader(settings)
 
     def streamReader(self, schema: StructType) -> "BlocksStream":  # noqa: N802  # Spark's name
@@ -205,7 +208,10 @@ class BlocksStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._stopped_looking = False
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
-        return {}
+        settings = self._settings
+        if settings.lake is None or not settings.after_version:
+            return {}
+        return to_offset(planning.newest(LakeView(settings.lake, settings.chosen, settings.after_version)))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
         limit = self._settings.blocks_max

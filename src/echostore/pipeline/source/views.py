@@ -212,7 +212,7 @@ class HomeView:
         for party in self._home.party_keys():
             if self._chosen.parties is not None and party not in self._chosen.parties:
                 continue
-            mark = _file_mark(self._home.party(party).feeds)
+            mark = file_mark(self._home.party(party).feeds)
             if self._seen.get(party) != mark:
                 self._look(party)
                 self._seen[party] = mark
@@ -282,7 +282,7 @@ def _following(batch: pa.RecordBatch, link: bytes, depth: int) -> pa.RecordBatch
     return pa.RecordBatch.from_arrays(columns, schema=schemas.BLOCKS)
 
 
-def _file_mark(path: Path) -> tuple[Any, ...]:
+def file_mark(path: Path) -> tuple[Any, ...]:
     """What changes when a database is written."""
     mark: list[int] = []
     for name in (path, path.with_name(path.name + "-wal")):

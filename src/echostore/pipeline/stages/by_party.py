@@ -16,6 +16,9 @@ from echostore.pipeline.stages.frames import Task, frame_of, mapped
 PARTY_TASK_BYTES = 16 << 20
 """What one task takes of tables that are small per party."""
 
+HERE_ROWS_MAX = 100_000
+"""Up to so many rows about pieces, feeds or buckets are gathered on the driver: some 20 MB."""
+
 Rows = Any
 """A table here (pa.Table), or a DataFrame of Spark."""
 
@@ -42,6 +45,20 @@ def together(frame: Any, partitions: int) -> Any:
 
 def as_frame(spark: Any, rows: Rows) -> Any:
     return frame_of(spark, rows) if isinstance(rows, pa.Table) else rows
+
+
+class Tables:
+    """Tables of a stage by name, each here or in Spark; `frame` gives any of them as a DataFrame."""
+
+    def __init__(self, spark: Any, rows: Mapping[str, Rows]) -> None:
+        self.spark = spark
+        self.rows = dict(rows)
+        self._frames: dict[str, Any] = {}
+
+    def frame(self, name: str) -> Any:
+        if name not in self._frames:
+            self._frames[name] = as_frame(self.spark, self.rows[name])
+        return self._frames[name]
 
 
 def gathered(rows: Rows) -> pa.Table:

@@ -23,7 +23,7 @@ from echostore.kernel.party.credentials import FeedKind
 from echostore.kernel.reasons import Reason
 from echostore.pipeline import schemas
 from echostore.pipeline.stages.bundles import BUNDLES, Bundler, unbundled
-from echostore.pipeline.stages.by_party import PARTY_TASK_BYTES, parties, together
+from echostore.pipeline.stages.by_party import PARTY_TASK_BYTES, Rows, Tables, parties, released, together
 from echostore.pipeline.stages.frames import frame_of, mapped
 from echostore.pipeline.stages.holding import HeldPiece, Stretch, hold
 from echostore.pipeline.stages.party_fold import ControlFeed, FoldedParty, fold_party
@@ -61,25 +61,53 @@ class Limit:
 Limits = Mapping[PartyKey, Limit]
 
 
-@dataclass(frozen=True, slots=True)
-class ControlTables:
-    """The tables of the control stage as DataFrames; computed once, on first use. `close` frees what they hold."""
+class ControlTables(Tables):
+    """The tables of the control stage; computed once, on first use. `close` frees what they hold."""
 
-    parties: Any
-    admission: Any
-    members: Any
-    models: Any
-    cuts: Any
-    targets: Any
-    rejects: Any
-    """Control feeds that ended, as `party.rejected()` lists them."""
-    refusals: Any
-    """Credentials that do not count, as `party.members.rejected()` lists them."""
-    unheld: Any
-    bundles: Any
+    def __init__(self, spark: Any, rows: Mapping[str, Rows], bundles: Rows) -> None:
+        super().__init__(spark, rows)
+        self.bundles = bundles
+
+    @property
+    def parties(self) -> Any:
+        return self.frame("parties")
+
+    @property
+    def admission(self) -> Any:
+        return self.frame("admission")
+
+    @property
+    def members(self) -> Any:
+        return self.frame("members")
+
+    @property
+    def models(self) -> Any:
+        return self.frame("models")
+
+    @property
+    def cuts(self) -> Any:
+        return self.frame("cuts")
+
+    @property
+    def targets(self) -> Any:
+        return self.frame("targets")
+
+    @property
+    def rejects(self) -> Any:
+        """Control feeds that ended, as `party.rejected()` lists them."""
+        return self.frame("rejects")
+
+    @property
+    def refusals(self) -> Any:
+        """Credentials that do not count, as `party.members.rejected()` lists them."""
+        return self.frame("refusals")
+
+    @property
+    def unheld(self) -> Any:
+        return self.frame("unheld")
 
     def close(self) -> None:
-        self.bundles.unpersist()
+        released(self.bundles)
 
 
 def fold_control(
@@ -98,7 +126,14 @@ def fold_control(
     frame = together(frame_of(spark, pieces), tasks)
     bundles = mapped(frame, _Folding(str(lake_version.lake.path)), BUNDLES).persist()
     tables = {name: unbundled(bundles, name, schema) for name, schema in TABLES.items()}
-    return ControlTables(**tables, bundles=bundles)
+    return ControlTables(spark, tables, bundles)
+
+
+def fold_control_here(lake: str, runs: pa.Table) -> dict[str, pa.Table]:
+    """The same of a few parties, inside one task: the tables by name. `runs` are sorted control runs."""
+    pieces = plan_pieces(runs).pieces.sort_by("party").combine_chunks()
+    bundles = pa.Table.from_batches(_Folding(lake)(iter(pieces.to_batches())), BUNDLES)
+    return {name: unbundled(bundles, name, schema) for name, schema in TABLES.items()}
 
 
 def _limits(runs: pa.Table, limits: Limits) -> dict[tuple[bytes, bytes], int]:

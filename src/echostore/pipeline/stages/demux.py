@@ -9,13 +9,16 @@ last one before anything is shuffled, so an item that everybody writes to costs 
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from echostore.kernel.errors import Corrupt
 from echostore.kernel.ids import FeedId, FeedKey, PartyKey, feed_id
@@ -32,6 +35,7 @@ from echostore.pipeline.schemas import (
     RUNS,
     SLICES,
 )
+from echostore.pipeline.stages.by_party import Rows, as_frame
 from echostore.pipeline.stages.frames import frame_of, mapped
 from echostore.pipeline.stages.operation_columns import TOUCHED, Operations, concerned, read_operations, rows_table
 from echostore.pipeline.stages.parcels import bucket_nibbles, pack, parcels_batch, report
@@ -51,12 +55,15 @@ READER = "reader"
 
 
 def plan_slices(
-    spark: Any, lake: str, runs: pa.Table, cuts: Any, admission: Any, before: Any | None, *, history: bool = False
-) -> Any:
-    """The stretches between the cuts of the last commit (`before`, CUTS) and those of this run, as a DataFrame. With
-    `history` all below the cuts of this run."""
+    spark: Any, lake: str, runs: pa.Table, cuts: Rows, admission: Rows, before: Rows | None, *, history: bool = False
+) -> Rows:
+    """The stretches between the cuts of the last commit (`before`, CUTS) and those of this run. With `history` all below
+    the cuts of this run. Given tables they are planned here, given DataFrames by tasks."""
+    if isinstance(cuts, pa.Table) and isinstance(admission, pa.Table) and not _elsewhere(before):
+        return _plan_here(lake, runs, cuts, admission, None if history else before)
     from pyspark.sql import functions as f
 
+    cuts, admission = as_frame(spark, cuts), as_frame(spark, admission)
     data = cuts.filter("NOT control AND length > 0").select("party", "feed", "length", "link")
     totals = data.groupBy("party").agg(f.sum("length").alias("messages"))
     counted = admission.filter("NOT control").groupBy("party", "feed")
@@ -68,10 +75,53 @@ def plan_slices(
     if before is None or history:
         frame = frame.withColumn("after", f.lit(0).cast("long"))
     else:
-        known = before.filter("NOT control").select("party", "feed", f.col("length").alias("after"))
+        known = as_frame(spark, before).filter("NOT control").select("party", "feed", f.col("length").alias("after"))
         frame = frame.join(known, ["party", "feed"], "left").fillna(0, ["after"])
     ordered = frame.repartition("party", "feed").sortWithinPartitions("party", "feed", "start")
     return mapped(ordered, _Slicing(lake), SLICES)
+
+
+def _elsewhere(rows: Rows | None) -> bool:
+    return rows is not None and not isinstance(rows, pa.Table)
+
+
+def _plan_here(lake: str, runs: pa.Table, cuts: pa.Table, admission: pa.Table, before: pa.Table | None) -> pa.Table:
+    """The same on the driver, for as many feeds as its memory is made for."""
+    lengths = {(row["party"], row["feed"]): row for row in _of_data(cuts, ["party", "feed", "length", "link"])}
+    messages = messages_by_party(cuts)
+    known = () if before is None else _of_data(before, ["party", "feed", "length"])
+    after = {(row["party"], row["feed"]): row["length"] for row in known}
+    intervals: dict[tuple[bytes, bytes], list[dict[str, Any]]] = defaultdict(list)
+    for row in _of_data(admission, ["party", "feed", "start", "end", "role", "end_reason"]):
+        intervals[row["party"], row["feed"]].append(row)
+    rows: list[dict[str, Any]] = []
+    of_data = runs.filter(pc.invert(runs["control"])).select(RUNS.names).to_pylist()
+    for place, found in groupby(of_data, key=lambda run: (run["party"], run["feed"])):
+        cut = lengths.get(place)
+        if cut is None or cut["length"] <= after.get(place, 0):
+            continue
+        standing = intervals.get(place)
+        about = {
+            "length": cut["length"],
+            "link": cut["link"],
+            "messages": messages[place[0]],
+            "intervals": standing,
+            "end_reason": standing[0]["end_reason"] if standing else None,
+            "after": after.get(place, 0),
+        }
+        rows += slices_of(lake, [run | about for run in found])
+    return pa.Table.from_pylist(rows, SLICES)
+
+
+def _of_data(rows: pa.Table, names: list[str]) -> list[dict[str, Any]]:
+    return rows.filter(pc.invert(rows["control"])).select(names).to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types
+
+
+def messages_by_party(cuts: pa.Table) -> dict[bytes, int]:
+    """How many messages of each party are processed, of those that have some."""
+    data = cuts.filter(pc.and_(pc.invert(cuts["control"]), pc.greater(cuts["length"], 0)))
+    sums = data.group_by("party").aggregate([("length", "sum")])
+    return dict(zip(sums["party"].to_pylist(), sums["length_sum"].to_pylist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -257,7 +307,7 @@ def wanted_items(path: str) -> dict[bytes, pl.DataFrame]:
     assert table.schema.equals(HARD_ITEMS), table.schema
     found = {}
     for party in table.column("party").unique().to_pylist():
-        chosen = table.filter(pa.compute.equal(table["party"], party)).column("item")
+        chosen = table.filter(pc.equal(table["party"], party)).column("item")
         creators, local = item_halves(chosen)
         found[party] = pl.DataFrame({"creator": creators, "local": local}).unique()
     return found
@@ -349,6 +399,17 @@ class _Rejects:
             self._rows = []
 
 
-def demultiplex(slices: Any, task: Demux, tasks: int) -> Any:
-    """The parcels of all slices, as a DataFrame."""
+def demultiplex(spark: Any, slices: Rows, task: Demux, tasks: int) -> Any:
+    """The parcels of all slices, as a DataFrame. Slices that are known here are dealt out evenly, neighbours in a file
+    together; others by chance."""
+    if isinstance(slices, pa.Table):
+        return mapped(_dealt(spark, slices, tasks), task, PARCELS)
     return mapped(slices.repartition(tasks, "party", "feed", "start"), task, PARCELS)
+
+
+def _dealt(spark: Any, slices: pa.Table, tasks: int) -> Any:
+    ordered = slices.sort_by([("party", "ascending"), ("file", "ascending"), ("row", "ascending")])
+    blocks = np.cumsum(ordered["end"].to_numpy() - ordered["start"].to_numpy())
+    share = -(-int(blocks[-1]) // tasks) if len(blocks) else 1
+    number = pa.array(((blocks - 1) // share).astype(np.int32))
+    return frame_of(spark, ordered.append_column("task", number)).repartitionById(tasks, "task")

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from echostore.kernel.errors import Corrupt
 from echostore.kernel.ids import LINK_BYTES, LINK_PREFIX_BYTES
@@ -43,6 +44,16 @@ def look_up(lake: str, dependencies: Any, targets: Any, partitions: int) -> Any:
     # Nulls come first: targets have no piece, and so stand before the dependencies that lead to them.
     sorted_rows = found.repartition(partitions, *_KEY).sortWithinPartitions(*_KEY, "piece", "seqs")
     return mapped(sorted_rows, _LookingUp(lake), schemas.NAMED)
+
+
+def sorted_lookup(lake: str, dependencies: pa.Table, targets: pa.Table) -> pa.Table:
+    """The same of tables, where they are."""
+    parts = [dependencies.select([*_KEY, *_DEPENDENCY]), targets.select([*_KEY, *_TARGET])]
+    rows = pa.concat_tables(parts, promote_options="permissive")
+    # Targets have no piece, and stand before the dependencies that lead to them.
+    rows = rows.append_column("order", pc.fill_null(rows["piece"], -1))
+    rows = rows.sort_by([(name, "ascending") for name in (*_KEY, "order", "seqs")]).combine_chunks()
+    return pa.Table.from_batches(_LookingUp(lake)(iter(rows.to_batches())), schemas.NAMED)
 
 
 @dataclass(frozen=True)
@@ -82,17 +93,23 @@ class Target:
     row: int | None
     links: bytes | None
     depths: bytes | None
-    _marks: tuple[Prefixes, Longs] | None = field(default=None, init=False)
+    _marks: tuple[int, int, Prefixes, Longs] | None = field(default=None, init=False)
+    """From and up to which block they were read."""
 
-    def marks(self) -> tuple[Prefixes, Longs]:
-        if self._marks is None:
+    def marks(self, first: int, end: int) -> tuple[int, Prefixes, Longs]:
+        """Links and depths of at least these blocks, and the block with which they begin."""
+        if self._marks is None or not self._marks[0] <= first <= end <= self._marks[1]:
+            if self._marks is not None:
+                first, end = self.start, self.end  # asked for more than once: now for all
             if self.file is None or self.row is None:
+                first, end = self.start, self.end
                 links = np.frombuffer(self.links or b"", np.uint8).reshape(-1, LINK_BYTES)
                 depths: Longs = np.frombuffer(self.depths or b"", np.int64)
             else:
-                links, depths = read_marks(self.lake, self.file, self.row, self.row + self.end - self.start)
-            self._marks = _prefixes(links[:, :LINK_PREFIX_BYTES]), depths
-        return self._marks
+                at = self.row - self.start
+                links, depths = read_marks(self.lake, self.file, at + first, at + end)
+            self._marks = first, end, _prefixes(links[:, :LINK_PREFIX_BYTES]), depths
+        return self._marks[0], self._marks[2], self._marks[3]
 
 
 def read_marks(lake: str, file: str, start: int, end: int) -> tuple[npt.NDArray[np.uint8], Longs]:
@@ -118,8 +135,9 @@ def named(row: dict[str, Any], targets: list[Target]) -> dict[str, Any]:
         inside = np.flatnonzero((wanted >= target.start) & (wanted < target.end) & (twigs == -1))
         if not len(inside):
             continue
-        links, found_depths = target.marks()
-        at = wanted[inside] - target.start
+        # A few new blocks name a few old ones: what lies before those need not be read.
+        first, links, found_depths = target.marks(int(wanted[inside].min()), int(wanted[inside].max()) + 1)
+        at = wanted[inside] - first
         same = (links[at] == prefixes[inside]).all(axis=1)
         twigs[inside[same]] = target.twig
         right[inside[same]] = found_depths[at[same]] == depths[inside[same]]

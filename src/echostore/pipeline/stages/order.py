@@ -15,22 +15,30 @@ and what the steps by party see is a few rows per piece.
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from echostore.kernel.ids import FeedKey, PartyKey, feed_id
 from echostore.kernel.reasons import Reason
 from echostore.pipeline import schemas
 from echostore.pipeline.stages import asserted
 from echostore.pipeline.stages.bundles import BUNDLES, unbundled
-from echostore.pipeline.stages.by_party import Rows, as_frame, gathered, released, run_by_party
+from echostore.pipeline.stages.by_party import (
+    HERE_ROWS_MAX,
+    Rows,
+    Tables,
+    as_frame,
+    gathered,
+    released,
+    run_by_party,
+)
 from echostore.pipeline.stages.control import ControlTables, Limits
 from echostore.pipeline.stages.frames import frame_of, mapped
 from echostore.pipeline.stages.lookups import look_up
-from echostore.pipeline.stages.party_steps import Judging, holding, walking
+from echostore.pipeline.stages.party_steps import JUDGING, Judging, holding, walking
 from echostore.pipeline.stages.planning import BUCKET_BITS, Before, Place, Plan, plan_pieces
 from echostore.pipeline.stages.rounds import cut_to_closure, stops_of
 from echostore.pipeline.stages.twigs import Row
@@ -39,26 +47,40 @@ from echostore.pipeline.stages.verify import verify_runs
 LOOKUP_TASK_BLOCKS = 400_000
 """Blocks whose dependencies one task looks up: some tens of megabytes of packed columns."""
 PARTY_TASK_PIECES = 20_000
-HERE_ROWS_MAX = 100_000
-"""Up to so many rows about pieces and whom they name are gathered on the driver: some 20 MB."""
 
-_NOT_OF_PIECES = ("names", "bucket", "seqs", "named_seqs", "named_links", "named_depths", "backwards")
+NOT_OF_PIECES = ("names", "bucket", "seqs", "named_seqs", "named_links", "named_depths", "backwards")
 
 
-@dataclass(frozen=True, slots=True)
-class OrderTables:
-    """The tables of the order stage as DataFrames, and the plan they were made by. `close` frees what they hold."""
+class OrderTables(Tables):
+    """The tables of the order stage, and the plan they were made by. `close` frees what they hold."""
 
-    cuts: Any
-    timeframe: Any
-    rejects: Any
-    """Feeds that ended, as `party.rejected()` lists them, and the first block of each stretch that is not held."""
-    unheld: Any
-    branches: Any
-    """Stretches of other branches than the one that counts, held as evidence."""
-    plan: Plan
-    rounds: int
-    kept: tuple[Rows, ...]
+    def __init__(self, spark: Any, rows: Mapping[str, Rows], plan: Plan, rounds: int, kept: tuple[Rows, ...]) -> None:
+        super().__init__(spark, rows)
+        self.plan = plan
+        self.rounds = rounds
+        self.kept = kept
+
+    @property
+    def cuts(self) -> Any:
+        return self.frame("cuts")
+
+    @property
+    def timeframe(self) -> Any:
+        return self.frame("timeframe")
+
+    @property
+    def rejects(self) -> Any:
+        """Feeds that ended, as `party.rejected()` lists them, and the first block of each stretch that is not held."""
+        return self.frame("rejects")
+
+    @property
+    def unheld(self) -> Any:
+        return self.frame("unheld")
+
+    @property
+    def branches(self) -> Any:
+        """Stretches of other branches than the one that counts, held as evidence."""
+        return self.frame("branches")
 
     def close(self) -> None:
         for rows in self.kept:
@@ -71,16 +93,16 @@ def order_blocks(
     control: ControlTables,
     parties: Collection[bytes] | None = None,
     limits: Limits | None = None,
-    previous: Any = None,
+    previous: Rows | None = None,
     here_rows_max: int = HERE_ROWS_MAX,
 ) -> OrderTables:
-    """Order the data feeds that control admits. `previous` is the CUTS table of the last commit, as a DataFrame.
+    """Order the data feeds that control admits. `previous` is the CUTS table of the last commit.
 
     Feeds whose cut is now below the previous one (a fork that control does not know of) have fewer blocks than before.
     """
     lake = str(lake_version.lake.path)
-    admission = control.admission.filter("NOT control").select("party", "feed", "start", "end", "role").toArrow()
-    runs, unadmitted = _split(lake_version.runs(parties=_wanted(control, parties), control=False), admission)
+    admission = _of_data(control.rows["admission"], ["party", "feed", "start", "end", "role"])
+    runs, unadmitted = split_admitted(lake_version.runs(parties=_wanted(control, parties), control=False), admission)
     width = int(spark.sparkContext.defaultParallelism)
     plan = plan_pieces(
         runs, before=_before(previous, limits or {}), limits=_limits(runs, limits or {}), tasks_min=2 * width
@@ -90,8 +112,8 @@ def order_blocks(
     base = base if tasks else gathered(base)
 
     verified = verify_runs(spark, lake, plan.pieces).persist()
-    fresh = verified.filter("names IS NULL").drop(*_NOT_OF_PIECES)
-    holdings = run_by_party(spark, {"fresh": fresh, **_known(plan)}, holding, BUNDLES, tasks)
+    fresh = verified.filter("names IS NULL").drop(*NOT_OF_PIECES)
+    holdings = run_by_party(spark, {"fresh": fresh, **known_pieces(plan)}, holding, BUNDLES, tasks)
     held = unbundled(holdings, "held", schemas.HELD)
     held = held.persist() if tasks else held
     named = _look_up(spark, lake, verified, held, control.targets, base, plan, width).persist()
@@ -110,18 +132,19 @@ def order_blocks(
         "admission": admission,
     }
     judged = run_by_party(spark, parts, Judging(lake), BUNDLES, tasks)
-    unheld = as_frame(spark, unbundled(holdings, "unheld", schemas.UNHELD)).unionByName(frame_of(spark, unadmitted))
-    rejects = as_frame(spark, unbundled(judged, "rejects", schemas.REJECTS))
-    return OrderTables(
-        cuts=as_frame(spark, unbundled(judged, "cuts", schemas.CUTS)),
-        timeframe=as_frame(spark, unbundled(judged, "timeframe", schemas.TIMEFRAME)),
-        rejects=rejects.unionByName(mapped(unheld, _as_rejects, schemas.REJECTS)),
-        unheld=unheld,
-        branches=as_frame(spark, held).filter("NOT main").select("party", "feed", "start", "end"),
-        plan=plan,
-        rounds=rounds,
-        kept=(verified, holdings, held, named, twigs, judged),
-    )
+    told = {name: unbundled(judged, name, schema) for name, schema in JUDGING.items()}
+    unheld, rejects = unbundled(holdings, "unheld", schemas.UNHELD), told["rejects"]
+    columns = ["party", "feed", "start", "end"]
+    if tasks:
+        told["unheld"] = unheld.unionByName(frame_of(spark, unadmitted))
+        told["rejects"] = rejects.unionByName(mapped(told["unheld"], as_rejects, schemas.REJECTS))
+        told["branches"] = held.filter("NOT main").select(*columns)
+    else:
+        told["unheld"] = pa.concat_tables([unheld, unadmitted])
+        more = pa.Table.from_batches(as_rejects(iter(told["unheld"].to_batches())), schemas.REJECTS)
+        told["rejects"] = pa.concat_tables([rejects, more])
+        told["branches"] = held.filter(pc.invert(held["main"])).select(columns)
+    return OrderTables(spark, told, plan, rounds, (verified, holdings, held, named, twigs, judged))
 
 
 # what is wanted
@@ -131,11 +154,19 @@ def _wanted(control: ControlTables, parties: Collection[bytes] | None) -> list[b
     if parties is None:
         return None
     asked = set(parties)
-    rows = control.parties.select("party", "root").toArrow().to_pylist()
-    return [row["party"] for row in rows if row["party"] in asked or row["root"] in asked]
+    known = control.rows["parties"]
+    rows = gathered(known.select(["party", "root"]) if isinstance(known, pa.Table) else known.select("party", "root"))
+    return [row["party"] for row in rows.to_pylist() if row["party"] in asked or row["root"] in asked]
 
 
-def _split(runs: pa.Table, admission: pa.Table) -> tuple[pa.Table, pa.Table]:
+def _of_data(rows: Rows, names: list[str]) -> pa.Table:
+    """Rows of data feeds, here."""
+    if isinstance(rows, pa.Table):
+        return rows.filter(pc.invert(rows["control"])).select(names)
+    return rows.filter("NOT control").select(*names).toArrow()
+
+
+def split_admitted(runs: pa.Table, admission: pa.Table) -> tuple[pa.Table, pa.Table]:
     """The runs of admitted feeds, and the others as rows of UNHELD."""
     admitted = set(_places(admission))
     known = np.array([place in admitted for place in _places(runs)], bool)
@@ -150,15 +181,15 @@ def _places(rows: pa.Table) -> list[Place]:
     return list(zip(rows["party"].to_pylist(), rows["feed"].to_pylist(), strict=True))
 
 
-def _before(previous: Any, limits: Limits) -> dict[Place, Before]:
+def _before(previous: Rows | None, limits: Limits) -> dict[Place, Before]:
     """Where the last commit left the feeds; a moment of the past is read from the beginning."""
     if previous is None:
         return {}
-    rows = previous.filter("NOT control AND length > 0").select("party", "feed", "length", "link", "depth").toArrow()
+    rows = _of_data(previous, ["party", "feed", "length", "link", "depth"])
     return {
         (row["party"], row["feed"]): Before(row["length"], row["link"], row["depth"])
         for row in rows.to_pylist()
-        if row["party"] not in limits
+        if row["party"] not in limits and row["length"]
     }
 
 
@@ -179,18 +210,18 @@ def _rows_expected(plan: Plan) -> int:
 # what is known from the last commit
 
 
-def _known(plan: Plan) -> dict[str, pa.Table]:
+def known_pieces(plan: Plan) -> dict[str, pa.Table]:
     """Old pieces, and where their feeds go on."""
     old = plan.pieces.filter(plan.pieces["old"]).select(["party", "feed", "piece", "start", "end", "file", "row"])
     places, before = [place for place, _ in plan.bases.values()], [at for _, at in plan.bases.values()]
-    base = _bases(plan).append_column("end", pa.array([at.length for at in before], pa.int64()))
+    base = bases_of(plan).append_column("end", pa.array([at.length for at in before], pa.int64()))
     base = base.append_column("last_link", pa.array([at.link for at in before], pa.binary()))
     base = base.append_column("last_depth", pa.array([at.depth for at in before], pa.int64()))
     assert len(base) == len(places), f"{len(base)} of {len(places)} feeds go on"
     return {"old": old, "base": base}
 
 
-def _bases(plan: Plan) -> pa.Table:
+def bases_of(plan: Plan) -> pa.Table:
     places = [place for place, _ in plan.bases.values()]
     columns = {
         "party": pa.array([place[0] for place in places], pa.binary()),
@@ -200,14 +231,16 @@ def _bases(plan: Plan) -> pa.Table:
     return pa.table(columns)
 
 
-def _base(spark: Any, previous: Any, plan: Plan) -> Rows:
+def _base(spark: Any, previous: Rows | None, plan: Plan) -> Rows:
     """Of the feeds that go on: their first piece, and what they had said about others."""
-    bases = _bases(plan)
+    bases = bases_of(plan)
     if previous is None or not plan.bases:
         for name in asserted.COLUMNS:
             bases = bases.append_column(name, pa.array([b""] * len(bases), pa.binary()))
         return bases
-    columns = ("party", "feed", *asserted.COLUMNS)
+    columns = ["party", "feed", *asserted.COLUMNS]
+    if isinstance(previous, pa.Table):
+        return bases.join(_of_data(previous, columns), ["party", "feed"], join_type="inner")
     return frame_of(spark, bases).join(previous.filter("NOT control").select(*columns), ["party", "feed"])
 
 
@@ -220,9 +253,9 @@ def _look_up(
         again = mapped(as_frame(spark, base), asserted.AboutForked(forked), schemas.VERIFIED)
         dependencies = dependencies.unionByName(again)
     if isinstance(held, pa.Table):
-        targets = pa.Table.from_batches(_as_targets(iter(held.to_batches())), schemas.TARGETS)
+        targets = pa.Table.from_batches(as_targets(iter(held.to_batches())), schemas.TARGETS)
     else:
-        targets = mapped(held, _as_targets, schemas.TARGETS)
+        targets = mapped(held, as_targets, schemas.TARGETS)
     blocks = int((plan.pieces["end"].to_numpy() - plan.pieces["start"].to_numpy()).sum())
     return look_up(
         lake,
@@ -232,7 +265,7 @@ def _look_up(
     )
 
 
-def _as_targets(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def as_targets(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         rows = [
             {
@@ -245,7 +278,7 @@ def _as_targets(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pylist(rows, schemas.TARGETS)
 
 
-def _as_rejects(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def as_rejects(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """One reject per stretch that is not held, at its first block."""
     for batch in batches:
         rows = [

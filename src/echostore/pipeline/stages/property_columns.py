@@ -147,7 +147,8 @@ def split_states(models: pl.DataFrame) -> pl.DataFrame:
 
 
 def decode_layers(layers: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The rows of layers, and those of them (LAYER) that hold more than plain changes make."""
+    """The rows of layers, each with its `top` key, and the keys (LAYER and `top`) that hold more than plain changes
+    make."""
     lists = read_columns("Layer", _plain_arrow(layers["layer"], pa.binary())).column("entries")
     entries = lists.flatten()
     owners = np.repeat(np.arange(layers.height), np.diff(lists.offsets.to_numpy()))
@@ -166,8 +167,9 @@ def decode_layers(layers: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
         path=steps.list.join(PATH_SEPARATOR),
         value=_series(entries.field("set")),
         fresh=pl.lit(False),
+        top=steps.list.first(),
     )
-    return rows, layers.select(LAYER)[np.unique(owners[odd])]
+    return rows, rows.filter(pl.Series(odd, dtype=pl.Boolean)).select(*LAYER, "top").unique()
 
 
 def layer_state(layer: bytes) -> bytes:

@@ -19,8 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from echostore.kernel.ids import FeedId, IdentityKey, ItemId, PartyKey, item_from_text
-from echostore.kernel.items.operations import WriterRole
+from echostore.kernel.ids import ItemId, PartyKey, item_from_text
 from echostore.kernel.reasons import Reason
 from echostore.pipeline.models import model_factory
 from echostore.pipeline.output.files import read_table
@@ -41,13 +40,14 @@ from echostore.pipeline.schemas import (
     SLICES,
     STATE_INDEX,
 )
-from echostore.pipeline.stages.demux import Demux, demultiplex, plan_slices
+from echostore.pipeline.stages.by_party import HERE_ROWS_MAX, Rows, as_frame
+from echostore.pipeline.stages.demux import Demux, demultiplex, messages_by_party, plan_slices
 from echostore.pipeline.stages.fold_rounds import Again, Findings, Items, Round, flagged, run_rounds
 from echostore.pipeline.stages.frames import frame_of, mapped
 from echostore.pipeline.stages.move_rows import party_moves
 from echostore.pipeline.stages.operation_columns import CREATED, GONE, LACKED, PLACED, WANTED, rows_table
 from echostore.pipeline.stages.parcels import REPORT, bucket_nibbles, pack, packed, parcels_batch, unpack
-from echostore.pipeline.stages.reduce_bucket import Reduced, Writers, reduce_bucket
+from echostore.pipeline.stages.reduce_bucket import Reduced, reduce_bucket
 from echostore.pipeline.stages.state_files import (
     StateWriter,
     by_bucket,
@@ -57,6 +57,8 @@ from echostore.pipeline.stages.state_files import (
     read_states,
     states_noted,
 )
+from echostore.pipeline.stages.subtrees import Subtrees, TopsBefore, latest_tops, tops_parcels
+from echostore.pipeline.stages.writers import absent_items, read_arrow, writers_of
 
 CHUNK_ROWS = 1 << 18
 """Operations that a task reduces at once: many buckets of small parties, or one of a large one."""
@@ -68,24 +70,27 @@ LACKING = (str(Reason.NO_ITEM), str(Reason.NO_PARENT))
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """What a reduction starts from. DataFrames have the schemas of their names."""
+    """What a reduction starts from. Cuts and admission are tables here, or DataFrames where they are many; then subtrees
+    are left to the snapshot."""
 
     spark: Any
     lake: str
     runs: pa.Table
-    cuts: Any
-    admission: Any
+    cuts: Rows
+    admission: Rows
     place: Place
     turn: int
     """Of this run; a later one has a higher one, by at least TURNS."""
     collect: Collect
     models: str | None = None
-    cuts_before: Any | None = None
+    cuts_before: Rows | None = None
     """CUTS of the last commit, of parties that are not built anew."""
     index_before: tuple[NamedFile, ...] = ()
     """Files of STATE_INDEX of the last commit."""
     moves_before: tuple[NamedFile, ...] = ()
     """Files of MOVES of the last commit."""
+    tops_before: tuple[NamedFile, ...] = ()
+    """Files of TOPS of the last commit."""
     anew: frozenset[bytes] = frozenset()
     """Parties of which the states before are of no use."""
     lacking_before: Any | None = None
@@ -100,8 +105,8 @@ TURNS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a reduction left: files by kind (states, state_index, rejects, moves, blobs), which items were folded from
-    their whole past (rejects of earlier commits on them are void), and how many blocks were looked at."""
+    """What a reduction left: files by kind (states, state_index, rejects, moves, blobs, tops), which items were folded
+    from their whole past (rejects of earlier commits on them are void), and how many blocks were looked at."""
 
     files: dict[str, list[NamedFile]]
     again: Again
@@ -109,9 +114,9 @@ class Outcome:
     rounds: int
 
 
-def reduce_items(inputs: Inputs) -> Outcome:
+def reduce_items(inputs: Inputs, engine: "SparkEngine | None" = None) -> Outcome:
     """Reduce what is new between two commits, with all that has to be folded again for it."""
-    engine = SparkEngine(inputs)
+    engine = engine or SparkEngine(inputs)
     again = run_rounds(engine)
     files = {kind: [file for each in engine.rounds for file in each.get(kind, ())] for kind in _KEPT}
     if again.rounds:
@@ -120,7 +125,7 @@ def reduce_items(inputs: Inputs) -> Outcome:
     return Outcome(files, again, engine.blocks, len(engine.rounds))
 
 
-_KEPT = ("states", "state_index", "rejects", "moves", "blobs")
+_KEPT = ("states", "state_index", "rejects", "moves", "blobs", "tops")
 
 
 class SparkEngine:
@@ -134,7 +139,7 @@ class SparkEngine:
 
     def run(self, round: Round) -> Findings:
         given = self.inputs
-        wanted = None if round.wanted is None else self._scratch("wanted", _items_table(round.wanted))
+        wanted = None if round.wanted is None else self._scratch("wanted", items_table(round.wanted))
         slices = plan_slices(
             given.spark,
             given.lake,
@@ -144,23 +149,27 @@ class SparkEngine:
             given.cuts_before,
             history=round.history,
         )
-        tasks = self._tasks()
-        parcels = demultiplex(slices, Demux(given.lake, given.place, wanted), tasks)
+        tasks = self._tasks(slices)
+        parcels = demultiplex(given.spark, slices, Demux(given.lake, given.place, wanted), tasks)
         if wanted is None and given.moved is not None:
             touching = Demux(given.lake, given.place, None, touching=True)
-            parcels = parcels.unionByName(demultiplex(self._moved_slices(), touching, tasks))
+            parcels = parcels.unionByName(demultiplex(given.spark, self._moved_slices(), touching, tasks))
         for more in self._more_parcels(round):
             parcels = parcels.unionByName(more)
         task = Reducing(
             given.place,
             given.turn + round.number,
             given.models,
-            None if wanted is None else self._scratch("absent", _items_table(round.absent)),
+            None if wanted is None else self._scratch("absent", items_table(round.absent)),
             None if wanted is None else self._scratch("admission", self._admission(round)),
             round.history,
+            trees=wanted is None and self._here,
         )
-        sorted_parcels = parcels.repartition(tasks, "party", "bucket").sortWithinPartitions("party", "bucket")
-        files = named_files(given.collect(mapped(sorted_parcels, task, NAMED)))
+        sorted_parcels = by_task(parcels, tasks).sortWithinPartitions("party", "bucket")
+        return self._found(round, named_files(given.collect(mapped(sorted_parcels, task, NAMED))))
+
+    def _found(self, round: Round, files: dict[str, list[NamedFile]]) -> Findings:
+        """What the files of a round tell about the next."""
         self.blocks += sum(file.rows for file in files.pop("blocks", ())) if round.wanted is None else 0
         self.rounds.append(files)
         if round.history and round.wanted is not None:
@@ -215,10 +224,17 @@ class SparkEngine:
             return runs
         return runs.filter(pc.is_in(runs["party"], pa.array(sorted(round.wanted), pa.binary())))
 
-    def _tasks(self) -> int:
-        runs = self.inputs.runs
-        blocks = int(pc.sum(pc.subtract(runs["end"], runs["start"])).as_py() or 0)
-        return max(int(self.inputs.spark.sparkContext.defaultParallelism), min(4096, blocks // TASK_BLOCKS))
+    @property
+    def _here(self) -> bool:
+        """Whether what is known of feeds and buckets is on the driver."""
+        index = (*self.inputs.index_before, *self.inputs.tops_before)
+        return isinstance(self.inputs.cuts, pa.Table) and sum(file.rows for file in index) <= HERE_ROWS_MAX
+
+    def _tasks(self, slices: Rows) -> int:
+        rows = slices if isinstance(slices, pa.Table) else self.inputs.runs
+        blocks = int(pc.sum(pc.subtract(rows["end"], rows["start"])).as_py() or 0)
+        width = int(self.inputs.spark.sparkContext.defaultParallelism)
+        return width * min(4096, max(1, -(-blocks // (TASK_BLOCKS * width))))
 
     def _moved_slices(self) -> Any:
         """Slices of the blocks whose standing changed, planned as if nothing had been taken before."""
@@ -227,6 +243,7 @@ class SparkEngine:
             given.spark, given.lake, given.runs, given.cuts, given.admission, given.cuts_before, history=True
         )
         assert given.moved is not None
+        every = as_frame(given.spark, every)
         moved = given.moved.selectExpr("party", "feed", "start AS `from`", "end AS `to`")
         met = every.join(moved, ["party", "feed"]).filter("start < to AND end > from")
         clipped = met.selectExpr(
@@ -246,31 +263,62 @@ class SparkEngine:
 
     def _more_parcels(self, round: Round) -> Iterator[Any]:
         given = self.inputs
-        totals = given.cuts.filter("NOT control AND length > 0").groupBy("party").agg({"length": "sum"})
-        nibbles = totals.withColumnRenamed("sum(length)", "messages")
-        index = list(given.index_before)
-        if round.history:
-            index += [file for files in self.rounds for file in files.get("state_index", ())]
+        if self._here:
+            yield from self._more_here(round, messages_by_party(given.cuts))
+            return
+        cuts = as_frame(given.spark, given.cuts)
+        totals = cuts.filter("NOT control AND length > 0").groupBy("party").agg({"length": "sum"})
+        totals = totals.withColumnRenamed("sum(length)", "messages")
+        index = self._index(round)
         if index:
             frame = frame_of(given.spark, pa.Table.from_batches([named_rows({"state_index": index})]))
             rows = mapped(frame.repartition(min(len(index), 64)), ReadIndex(given.place.out), STATE_INDEX)
             rows = rows.filter(~rows["party"].isin(*sorted(given.anew))) if given.anew else rows
-            yield mapped(rows.join(nibbles, "party"), index_to_parcels, PARCELS)
+            yield mapped(rows.join(totals, "party"), index_to_parcels, PARCELS)
         if round.wanted is not None:
             depth = {
                 bytes(row["party"]): bucket_nibbles(row["messages"])
-                for row in given.collect(nibbles)
+                for row in given.collect(totals)
                 if bytes(row["party"]) in round.wanted
             }
-            yield frame_of(given.spark, parcels_table(list(_wanted_parcels(round.wanted, depth))))
+            yield frame_of(given.spark, parcels_table(list(wanted_parcels(round.wanted, depth))))
         elif given.lacking_before is not None:
-            yield mapped(given.lacking_before.join(nibbles, "party"), lacking_to_parcels, PARCELS)
+            yield mapped(given.lacking_before.join(totals, "party"), lacking_to_parcels, PARCELS)
+
+    def _more_here(self, round: Round, messages: dict[bytes, int]) -> Iterator[Any]:
+        """The same where all is known on the driver: one small table."""
+        given = self.inputs
+        nibbles = {party: bucket_nibbles(count) for party, count in messages.items()}
+        kept = {party: depth for party, depth in nibbles.items() if party not in given.anew}
+        index = read_index(given.place.out, [_named(file) for file in self._index(round)])
+        parcels = index_parcels(index, kept)
+        if round.wanted is not None:
+            parcels += wanted_parcels(round.wanted, nibbles)
+        else:
+            parcels += tops_parcels(latest_tops(given.place.out, given.tops_before, kept))
+        if parcels:
+            yield frame_of(given.spark, parcels_table(parcels))
+        if round.wanted is None and given.lacking_before is not None:
+            known = {"party": list(messages), "messages": list(messages.values())}
+            totals = frame_of(
+                given.spark, pa.table(known, pa.schema([("party", pa.binary()), ("messages", pa.int64())]))
+            )
+            yield mapped(given.lacking_before.join(totals, "party"), lacking_to_parcels, PARCELS)
+
+    def _index(self, round: Round) -> list[NamedFile]:
+        index = list(self.inputs.index_before)
+        if round.history:
+            index += [file for files in self.rounds for file in files.get("state_index", ())]
+        return index
 
     def _admission(self, round: Round) -> pa.Table:
         """The admission of the parties of a round: who wrote what."""
         assert round.wanted is not None
         wanted = sorted(bytes(party) for party in round.wanted)
-        frame = self.inputs.admission.filter("NOT control")
+        known = self.inputs.admission
+        if isinstance(known, pa.Table):
+            return known.filter(pc.and_(pc.invert(known["control"]), pc.is_in(known["party"], pa.array(wanted))))
+        frame = known.filter("NOT control")
         rows = [row.asDict() for row in self.inputs.collect(frame.filter(frame["party"].isin(*wanted)))]
         plain = [
             {name: bytes(value) if isinstance(value, bytearray) else value for name, value in row.items()}
@@ -321,12 +369,12 @@ def _named(file: NamedFile) -> dict[str, Any]:
     return {"path": file.path, "sha256": file.sha256, "bytes": file.bytes, "rows": file.rows}
 
 
-def _items_table(items: Items) -> pa.Table:
+def items_table(items: Items) -> pa.Table:
     rows = [(party, item, False) for party, each in items.items() for item in sorted(each)]
     return rows_table(rows, HARD_ITEMS)
 
 
-def _wanted_parcels(wanted: Items, nibbles: dict[bytes, int]) -> Iterator[dict[str, Any]]:
+def wanted_parcels(wanted: Items, nibbles: dict[bytes, int]) -> Iterator[dict[str, Any]]:
     for party, items in wanted.items():
         yield from _questions(party, nibbles[party], [(item, item) for item in items], WANTED)
 
@@ -342,6 +390,14 @@ def _halves(item: bytes) -> tuple[int, int]:
 
 
 # tasks
+
+
+def by_task(parcels: Any, tasks: int) -> Any:
+    """Parcels dealt out to tasks: neighbouring buckets of a large party together, because they lie together in files."""
+    from pyspark.sql import functions as f
+
+    share = f"coalesce(floor(conv(bucket, 16, 10) * {tasks}L / pow(16, length(bucket))), 0L)"
+    return parcels.repartitionById(tasks, f.expr(f"CAST(pmod(xxhash64(party) + {share}, {tasks}L) AS INT)"))
 
 
 @dataclass(frozen=True)
@@ -391,9 +447,12 @@ class Reducing:
     absent: str | None = None
     admission: str | None = None
     history: bool = False
+    trees: bool = False
+    """Whether to make the subtrees of the buckets too. Later rounds leave that to the snapshot."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         results = _Results(self.place, self.turn)
+        subtrees = Subtrees(self.place, self.turn)
         absent = None if self.absent is None else absent_items(self.absent)
         writers = None if self.admission is None else writers_of(read_arrow(self.admission))
         factory = model_factory(self.models)
@@ -406,7 +465,12 @@ class Reducing:
             bucket = unpack(work, previous)
             reduced = reduce_bucket(bucket, factory, absent=absent, writers=writers, history=self.history)
             results.add(reduced, previous, nibbles)
+            if self.trees:
+                before = TopsBefore(self.place.out, _notes(chunk))
+                subtrees.add_changed(reduced.states, previous, nibbles, before.nodes)
         files = results.write()
+        for kind, named in subtrees.write().items():
+            files[kind] = [*files.get(kind, ()), *named]
         blocks = 0
         for told in reports:
             blocks += told["blocks"]
@@ -420,10 +484,7 @@ class Reducing:
             buckets[party].add(bucket)
         nibbles = {party: len(next(iter(each))) for party, each in buckets.items()}
         notes: dict[int, list[str]] = defaultdict(list)
-        noted = chunk.filter(pc.is_valid(chunk["note"]))
-        for party, bucket, note in zip(
-            noted["party"].to_pylist(), noted["bucket"].to_pylist(), noted["note"].to_pylist(), strict=True
-        ):
+        for party, bucket, note in _notes(chunk):
             if bucket in buckets.get(party, ()):
                 notes[nibbles[party]].append(note)
         tables = []
@@ -432,6 +493,11 @@ class Reducing:
             table, _ = read_states(self.place.out, states_noted(each), same)
             tables.append(table)
         return nibbles, pa.concat_tables(tables) if tables else ITEM_STATES.empty_table()
+
+
+def _notes(chunk: pa.Table) -> Iterator[tuple[bytes, str, str]]:
+    noted = chunk.filter(pc.is_valid(chunk["note"])).select(["party", "bucket", "note"])
+    return zip(*(column.to_pylist() for column in noted.columns), strict=True)
 
 
 def _chunks(batches: Iterator[pa.RecordBatch], reports: list[dict[str, Any]]) -> Iterator[pa.Table]:
@@ -509,44 +575,6 @@ def _gone(states: pa.Table, previous: pa.Table) -> pa.Table:
     existed = set(zip(kept["party"].to_pylist(), kept["item"].to_pylist(), strict=True))
     places = zip(gone["party"].to_pylist(), gone["item"].to_pylist(), strict=True)
     return rows_table([(*place, None, GONE, False, True) for place in places if place in existed], EDGES)
-
-
-def read_arrow(path: str) -> pa.Table:
-    with pa.OSFile(path, "rb") as file:
-        return pa.ipc.open_file(file).read_all()
-
-
-def absent_items(path: str) -> dict[PartyKey, frozenset[ItemId]]:
-    found: dict[PartyKey, set[ItemId]] = defaultdict(set)
-    for row in read_arrow(path).to_pylist():
-        found[PartyKey(row["party"])].add(ItemId(row["item"]))
-    return {party: frozenset(items) for party, items in found.items()}
-
-
-def writers_of(admission: pa.Table) -> Writers:
-    """Who wrote what, out of rows of ADMISSION."""
-    roles: dict[PartyKey, dict[FeedId, list[tuple[int, int | None, WriterRole]]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
-    identities: dict[PartyKey, dict[FeedId, IdentityKey]] = defaultdict(dict)
-    for row in admission.to_pylist():
-        party, feed, identity = PartyKey(row["party"]), FeedId(row["feed_id"]), IdentityKey(row["identity"])
-        identities[party][feed] = identity
-        if row["role"] is not None:
-            roles[party][feed].append((row["start"], row["end"], WriterRole(identity, row["role"])))
-
-    def role_at(party: PartyKey) -> Any:
-        def found(feed: FeedId, seq: int) -> WriterRole:
-            for start, end, writer in roles[party][feed]:
-                if start <= seq and (end is None or seq < end):
-                    return writer
-            raise AssertionError(f"block {seq} of feed {feed.hex()} does not count")
-
-        return found
-
-    return Writers(
-        {party: role_at(party) for party in identities}, {party: known.get for party, known in identities.items()}
-    )
 
 
 def _without_superseded(

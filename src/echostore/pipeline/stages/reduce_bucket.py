@@ -45,10 +45,12 @@ from echostore.pipeline.stages.item_fold import (
     restore_record,
 )
 from echostore.pipeline.stages.message_columns import columns_schema, read_columns, write_columns
+from echostore.pipeline.stages.odd_layers import join_odd_layers, tops_of
 from echostore.pipeline.stages.operation_columns import (
     KIND_GENESIS,
     KIND_PLACEMENT,
     KIND_PROPERTIES,
+    PATH_SEPARATOR,
     WANTED,
     plain_geneses,
 )
@@ -62,11 +64,8 @@ from echostore.pipeline.stages.property_columns import (
     item_halves,
     item_ids,
     join_layers,
-    layer_state,
     split_states,
-    state_layer,
 )
-from echostore.wire.models import property_set
 
 _POSITION_MASK = 0xFFFF
 _PROPERTY_SET = (PropertySet.name, PropertySet.version)
@@ -214,7 +213,7 @@ def _decoded(rest: pl.DataFrame, parties: list[PartyKey], out: Results) -> _Sing
     well_formed = []
     columns = [*ITEM, "feed", "depth", "place", "time_ms", "operation"]
     for code, creator, local, feed, depth, place, time_ms, operation in rest.select(columns).iter_rows():
-        party, stamp = parties[code], _stamp(depth, feed, place)
+        party, stamp = parties[code], stamp_of(depth, feed, place)
         found = given_rest(party, stamp, time_ms, operation)
         if isinstance(found, Reject):
             out.add_reject(party, found, None)
@@ -230,44 +229,44 @@ def _decoded(rest: pl.DataFrame, parties: list[PartyKey], out: Results) -> _Sing
 
 def _fold_layers(rows: pl.DataFrame, singles: _Singles, before: pl.DataFrame) -> pl.DataFrame:
     """All layers after this run, as their bytes (LAYER and `layer`). Layers that nobody wrote to pass as they are."""
-    keys = pl.DataFrame(list(singles.by_layer), schema=rows.select(LAYER).schema, orient="row")
-    odd = keys
-    written = before.join(pl.concat([rows.select(LAYER), keys]), on=LAYER, how="semi")
+    odd = _odd_keys(singles, rows)
+    written = before.join(pl.concat([rows.select(LAYER), odd.select(LAYER)]), on=LAYER, how="semi")
     parts = [before.join(written, on=LAYER, how="anti")]
+    rows = rows.with_columns(top=pl.col("path").str.split(PATH_SEPARATOR).list.first())
+    fresh = rows
     if written.height:
         from_states, more = decode_layers(written)
         odd = pl.concat([odd, more]).unique()
-        rows = pl.concat([from_states.join(odd, on=LAYER, how="anti"), rows.select(from_states.columns)])
-    by_kernel = rows.join(odd, on=LAYER, how="semi") if odd.height else rows.clear()
-    if odd.height:
-        rows = rows.join(odd, on=LAYER, how="anti")
-    parts.append(encode_layers(combine(rows)).select(before.columns))
-    if odd.height:
-        known = {key[:5]: key[5] for key in written.select(*LAYER, "layer").iter_rows()}
-        parts.append(_fold_odd_layers(odd, by_kernel, singles, known, before.schema))
-    return pl.concat(parts)
+        rows = pl.concat([from_states, rows.select(from_states.columns)])
+    if odd.is_empty():
+        return pl.concat([*parts, encode_layers(combine(rows)).select(before.columns)])
+    key = [*LAYER, "top"]
+    plain = encode_layers(combine(rows.join(odd, on=key, how="anti"))).select(before.columns)
+    parts.append(plain.join(odd, on=LAYER, how="anti"))
+    given = _given_by_layer(singles, fresh.join(odd, on=key, how="semi"))
+    joined = join_odd_layers(odd, given, _bytes_by_layer(written, odd), _bytes_by_layer(plain, odd), before.schema)
+    return pl.concat([*parts, joined])
 
 
-def _fold_odd_layers(
-    odd: pl.DataFrame, rows: pl.DataFrame, singles: _Singles, known: dict[Any, bytes], schema: pl.Schema
-) -> pl.DataFrame:
-    """Layers that hold increments, elements of sets, or what an undo put back: by the kernel's property set."""
-    given: dict[tuple[Any, ...], list[Given]] = {key: list(singles.by_layer.get(key, ())) for key in odd.iter_rows()}
+def _odd_keys(singles: _Singles, rows: pl.DataFrame) -> pl.DataFrame:
+    """The keys (LAYER and `top`) that operations other than plain changes write to."""
+    found = {(*key, top) for key, given in singles.by_layer.items() for one in given for top in tops_of(one.operation)}
+    return pl.DataFrame(list(found), schema={**rows.select(LAYER).schema, "top": pl.String}, orient="row")
+
+
+def _given_by_layer(singles: _Singles, rows: pl.DataFrame) -> dict[tuple[Any, ...], list[Given]]:
+    """Operations that the kernel has to fold: the single ones, and plain changes of the same keys."""
+    given: dict[tuple[Any, ...], list[Given]] = {key: list(each) for key, each in singles.by_layer.items()}
     columns = [*LAYER, "depth", "place", "change", "path", "value"]
     for row in rows.select(columns).iter_rows():
         key, (depth, place, change, path, value) = row[:5], row[5:]
-        stamp, item = _stamp(depth, key[4], place), _item((key[0], key[1], key[2]))
-        given[key].append(given_plain(item, stamp, change, path, value, metadata=key[3]))
-    made = []
-    for key, operations in given.items():
-        item = _item((key[0], key[1], key[2]))
-        before = known.get(key)
-        model = PropertySet(item) if before is None else property_set.decode_state(item, layer_state(before))
-        for stamp, _, time_ms, operation in sorted(operations, key=lambda one: (one.stamp, one.order)):
-            model.apply(operation.body, stamp, time_ms)
-        if model.layers:
-            made.append((*key, state_layer(property_set.encode_state(model))))
-    return pl.DataFrame(made, schema=schema, orient="row")
+        stamp, item = stamp_of(depth, key[4], place), _item((key[0], key[1], key[2]))
+        given.setdefault(key, []).append(given_plain(item, stamp, change, path, value, metadata=key[3]))
+    return given
+
+
+def _bytes_by_layer(layers: pl.DataFrame, odd: pl.DataFrame) -> dict[tuple[Any, ...], bytes]:
+    return {row[:5]: row[5] for row in layers.join(odd, on=LAYER, how="semi").select(*LAYER, "layer").iter_rows()}
 
 
 _GENESIS_FIELDS = ("model", "version", "type", "parent", "forked_from")
@@ -445,11 +444,11 @@ def _given(
     columns = [*ITEM, "metadata", "feed", "depth", "place", "change", "path", "value"]
     for party, creator, local, metadata, feed, depth, place, change, path, value in plain.select(columns).iter_rows():
         item = _item((party, creator, local))
-        stamp = _stamp(depth, feed, place)
+        stamp = stamp_of(depth, feed, place)
         given[party, creator, local].append(given_plain(item, stamp, change, path, value, metadata=metadata))
     columns = [*ITEM, "feed", "depth", "place", "time_ms", "operation"]
     for party, creator, local, feed, depth, place, time_ms, operation in rest.select(columns).iter_rows():
-        found = given_rest(parties[party], _stamp(depth, feed, place), time_ms, operation)
+        found = given_rest(parties[party], stamp_of(depth, feed, place), time_ms, operation)
         if isinstance(found, Reject):
             refused[party, creator, local].append(found)
         else:
@@ -457,7 +456,7 @@ def _given(
     return given, refused
 
 
-def _stamp(depth: int, feed: int, place: int) -> Stamp:
+def stamp_of(depth: int, feed: int, place: int) -> Stamp:
     return Stamp(depth, FeedId(feed.to_bytes(8, "big")), place >> 16, place & _POSITION_MASK)
 
 

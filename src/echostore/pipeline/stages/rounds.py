@@ -24,7 +24,7 @@ CUT_TWIGS = pa.schema([schemas.TWIGS.field(name) for name in ("party", "feed", "
 _BOUNDS = pa.schema([pa.field("piece", pa.int64(), nullable=False), pa.field("seq", pa.int64(), nullable=False)])
 
 
-class _Twig(NamedTuple):
+class Twig(NamedTuple):
     party: bytes
     feed: bytes
     twig: int
@@ -39,9 +39,8 @@ def cut_to_closure(spark: Any, named: Any, held: Rows, twigs: Rows) -> tuple[pa.
     if isinstance(twigs, pa.Table):
         watched = twigs
     else:
-        watched = twigs.filter("cut < end OR parent IS NOT NULL").select(*_Twig._fields)
-    found = [_Twig(**row) for row in gathered(watched).select(_Twig._fields).to_pylist()]
-    cutting = _Cutting([twig for twig in found if twig.cut < twig.end or twig.parent is not None])
+        watched = twigs.filter("cut < end OR parent IS NOT NULL").select(*Twig._fields)
+    cutting = Cutting.of(gathered(watched))
     changed = cutting.start()
     rounds = 0
     while changed:
@@ -50,22 +49,28 @@ def cut_to_closure(spark: Any, named: Any, held: Rows, twigs: Rows) -> tuple[pa.
     return cutting.table(), rounds
 
 
-class _Cutting:
+class Cutting:
     """The twigs that stop before their end, and how they pull down what follows them."""
 
-    def __init__(self, twigs: list[_Twig]) -> None:
-        self._children: dict[int, list[_Twig]] = {}
-        self._cuts: dict[int, _Twig] = {}
+    def __init__(self, twigs: list[Twig]) -> None:
+        self._children: dict[int, list[Twig]] = {}
+        self._cuts: dict[int, Twig] = {}
         for twig in twigs:
             if twig.parent is not None:
                 self._children.setdefault(twig.parent, []).append(twig)
             if twig.cut < twig.end:
                 self._cuts[twig.twig] = twig
 
+    @staticmethod
+    def of(twigs: pa.Table) -> "Cutting":
+        """Of rows of TWIGS."""
+        found = [Twig(**row) for row in twigs.select(Twig._fields).to_pylist()]
+        return Cutting([twig for twig in found if twig.cut < twig.end or twig.parent is not None])
+
     def start(self) -> dict[int, int]:
         return self._with_children(dict(self._cuts))
 
-    def lower(self, found: list[_Twig]) -> dict[int, int]:
+    def lower(self, found: list[Twig]) -> dict[int, int]:
         """Take in lower cuts; returns the twigs whose cut is lower now."""
         lowered = {}
         for twig in found:
@@ -74,7 +79,7 @@ class _Cutting:
                 self._cuts[twig.twig] = lowered[twig.twig] = twig
         return self._with_children(lowered)
 
-    def _with_children(self, lowered: dict[int, _Twig]) -> dict[int, int]:
+    def _with_children(self, lowered: dict[int, Twig]) -> dict[int, int]:
         """What follows a twig that stops before its end is not reached at all."""
         todo = list(lowered)
         while todo:
@@ -92,7 +97,7 @@ class _Cutting:
         return pa.Table.from_pylist(rows, CUT_TWIGS)
 
 
-def _round(spark: Any, named: Any, held: Rows, twigs: Rows, changed: dict[int, int]) -> list[_Twig]:
+def _round(spark: Any, named: Any, held: Rows, twigs: Rows, changed: dict[int, int]) -> list[Twig]:
     """Which twigs have a block that needs one at or beyond a changed cut, and the first such block."""
     from pyspark.sql import functions as f
 
@@ -109,7 +114,7 @@ def _round(spark: Any, named: Any, held: Rows, twigs: Rows, changed: dict[int, i
     # A twig that was found to stop earlier already is none of the caller's business; nor is what lies behind its end.
     hits = least.join(places, "piece").filter("seq < cut")
     best = hits.groupBy("party", "feed", "twig", "parent", "start", "end").agg(f.min("seq").alias("cut"))
-    return [_Twig(**row) for row in best.toArrow().select(_Twig._fields).to_pylist()]
+    return [Twig(**row) for row in best.toArrow().select(Twig._fields).to_pylist()]
 
 
 def stops_of(spark: Any, named: Any, held: Rows, cuts: pa.Table) -> Rows:
@@ -129,23 +134,26 @@ def stops_of(spark: Any, named: Any, held: Rows, cuts: pa.Table) -> Rows:
 def _bounds(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The first block of each row that names one at or beyond a cut."""
     for batch in batches:
-        rows = []
-        for row in batch.to_pylist():
-            seqs, wanted = np.frombuffer(row["seqs"], np.int64), np.frombuffer(row["named_seqs"], np.int64)
-            beyond = wanted >= row["upto"]
-            if row["twigs"] is not None:
-                beyond &= np.frombuffer(row["twigs"], np.int64) == row["into"]
-            if beyond.any():
-                rows.append({"piece": row["piece"], "seq": int(seqs[np.argmax(beyond)])})
+        found = ((row["piece"], first_beyond(row)) for row in batch.to_pylist())
+        rows = [{"piece": piece, "seq": seq} for piece, seq in found if seq is not None]
         yield pa.RecordBatch.from_pylist(rows, _BOUNDS)
+
+
+def first_beyond(row: dict[str, Any]) -> int | None:
+    """The first block of a row of NAMED that names one of the twig `into` at `upto` or later."""
+    seqs, wanted = np.frombuffer(row["seqs"], np.int64), np.frombuffer(row["named_seqs"], np.int64)
+    beyond = wanted >= row["upto"]
+    if row["twigs"] is not None:
+        beyond &= np.frombuffer(row["twigs"], np.int64) == row["into"]
+    return int(seqs[np.argmax(beyond)]) if beyond.any() else None
 
 
 def _stops(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        yield pa.RecordBatch.from_pylist([_stop(row) for row in batch.to_pylist()], schemas.STOPS)
+        yield pa.RecordBatch.from_pylist([stops_in(row) for row in batch.to_pylist()], schemas.STOPS)
 
 
-def _stop(row: dict[str, Any]) -> dict[str, Any]:
+def stops_in(row: dict[str, Any]) -> dict[str, Any]:
     seqs, wanted = np.frombuffer(row["seqs"], np.int64), np.frombuffer(row["named_seqs"], np.int64)
     at = int(np.searchsorted(seqs, row["cut"]))
     told = {name: row[name] for name in ("party", "feed", "twig", "main", "names")}

@@ -1,16 +1,15 @@
-"""snapshot: item states -> subtrees, bucket by bucket -> tops -> state roots and CIDs.
+"""snapshot: subtrees of buckets -> tops -> state roots and CIDs.
 
-    changed buckets ──► subtree of each (wire.tree)         blobs that are new, TOPS
+    buckets whose newest top is older than their states ──► subtree of each (`subtrees`)      blobs, TOPS
     all tops of a party ──► the nodes above the buckets ─┐
-    moves, membership, timeframe, models ────────────────┴► state root, CID        ROOTS
+    moves, membership, timeframe, models ────────────────┴► state root, CID                   ROOTS
 
-A bucket is a whole subtree, so its nodes depend on its items alone, and only the nodes above changed items are made anew.
-The one thing a bucket can't know is whether few items form a page of their own or share one with its neighbours: up to
-a page of items go up as they are, and are put where they belong when the tops are joined.
+Most subtrees are there already: reducing a bucket makes its own. What is left are buckets that were folded again, that are
+cut anew because their party has grown, or that lie in too many row groups and are written whole. Roots of a few parties
+are made on the driver, of many by tasks.
 """
 
 import json
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -28,44 +27,60 @@ from echostore.pipeline.models import model_factory
 from echostore.pipeline.output.files import read_table
 from echostore.pipeline.output.record import NamedFile
 from echostore.pipeline.output.writing import NAMED, Collect, Place, named_files, named_rows
-from echostore.pipeline.schemas import BLOBS, MOVES, PARCELS, ROOTS, STATE_INDEX, TOPS, TREE_NODES
+from echostore.pipeline.schemas import BLOBS, MOVES, PARCELS, ROOTS, STATE_INDEX, TOPS
+from echostore.pipeline.stages.by_party import HERE_ROWS_MAX, Rows, as_frame
+from echostore.pipeline.stages.demux import messages_by_party
 from echostore.pipeline.stages.frames import frame_of, mapped
 from echostore.pipeline.stages.move_rows import party_moves
 from echostore.pipeline.stages.operation_columns import rows_table
 from echostore.pipeline.stages.parcels import bucket_nibbles, packed, parcels_batch, unpacked
-from echostore.pipeline.stages.reduce import TURNS, ReadIndex, index_to_parcels
-from echostore.pipeline.stages.state_files import StateWriter, read_states, spread, states_noted
+from echostore.pipeline.stages.reduce import TURNS, ReadIndex, by_task, index_to_parcels
+from echostore.pipeline.stages.state_files import (
+    StateWriter,
+    index_parcels,
+    parcels_table,
+    read_index,
+    read_states,
+    spread,
+    states_noted,
+)
+from echostore.pipeline.stages.subtrees import STATE_COLUMNS, Subtrees, TopsBefore, latest_tops, tops_parcels
 from echostore.wire.cids import PROTOBUF, cid_of
 from echostore.wire.items import encode_moves
 from echostore.wire.snapshot import EncodedItem, Put, state_root_bytes
-from echostore.wire.tree import NodeMap, build, join, update_below
+from echostore.wire.tree import build, join
 
 MERGE_AT = 8
 """Row groups of one bucket beyond which it is written whole."""
 TASK_BUCKETS = 64
-
-_ENTRIES = pa.schema([pa.field("item", pa.binary(), nullable=False), pa.field("encoded", pa.binary(), nullable=False)])
-_STATE_COLUMNS = ["party", "item_key", "item", "gone", "model", "version", "state", "encoded"]
+HERE_PARTIES_MAX = 256
+"""State roots that the driver makes itself: some milliseconds each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotInputs:
-    """What snapshots are made from. `parties` and `timeframe` are DataFrames; files are all that count now: those of the
-    last commit and those of this run."""
+    """What snapshots are made from. `parties`, `timeframe` and `cuts` are tables here, or DataFrames; files are all that
+    count now: those of the last commit and those of this run."""
 
     spark: Any
-    parties: Any
-    timeframe: Any
-    cuts: Any
+    parties: Rows
+    timeframe: Rows
+    cuts: Rows
     place: Place
     turn: int
     collect: Collect
     models: str | None = None
     index: tuple[NamedFile, ...] = ()
     tops: tuple[NamedFile, ...] = ()
-    """Of the last commit."""
     moves: tuple[NamedFile, ...] = ()
     anew: frozenset[bytes] = frozenset()
+
+    @property
+    def here(self) -> bool:
+        """Whether what is known of parties and buckets is on the driver."""
+        tables = all(isinstance(rows, pa.Table) for rows in (self.parties, self.timeframe, self.cuts))
+        files = (*self.index, *self.tops, *self.moves)
+        return tables and not self.anew and sum(file.rows for file in files) <= HERE_ROWS_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +92,10 @@ class Snapshots:
 
 def build_snapshots(inputs: SnapshotInputs) -> Snapshots:
     """The snapshots of all parties of a run."""
-    trees = _build_trees(inputs)
-    roots = _build_roots(inputs, (*inputs.tops, *trees.get("tops", ())))
+    trees = _renew_trees(inputs) if inputs.here else _build_trees(inputs)
+    tops = (*inputs.tops, *trees.get("tops", ()))
+    here = inputs.here and len(inputs.parties) <= HERE_PARTIES_MAX
+    roots = _roots_here(inputs, tops) if here else _build_roots(inputs, tops)
     files: dict[str, list[NamedFile]] = defaultdict(list)
     for found in (trees, roots):
         for kind, named in found.items():
@@ -95,13 +112,39 @@ def roots_frame(spark: Any, place: Place, files: Iterable[NamedFile]) -> Any:
 # subtrees
 
 
+def _renew_trees(inputs: SnapshotInputs) -> dict[str, list[NamedFile]]:
+    """The subtrees that are not there yet, found on the driver: almost always none."""
+    nibbles = {party: bucket_nibbles(count) for party, count in messages_by_party(inputs.cuts).items()}
+    index = read_index(inputs.place.out, [_named(file) for file in inputs.index])
+    tops = latest_tops(inputs.place.out, inputs.tops, nibbles)
+    known = {(row["party"], row["bucket"]): row["turn"] for row in tops.select(["party", "bucket", "turn"]).to_pylist()}
+    notes: dict[tuple[bytes, str], list[str]] = defaultdict(list)
+    parcels = index_parcels(index, nibbles)
+    for parcel in parcels:
+        notes[parcel["party"], parcel["bucket"]].append(parcel["note"])
+    stale = set()
+    for bucket, noted in notes.items():
+        states = states_noted(noted)
+        if len(states) > MERGE_AT or max(state["turn"] for state in states) > known.get(bucket, -1):
+            stale.add(bucket)
+    if not stale:
+        return {}
+    work = [each for each in (*parcels, *tops_parcels(tops)) if (each["party"], each["bucket"]) in stale]
+    width = int(inputs.spark.sparkContext.defaultParallelism)
+    return _trees_of(inputs, frame_of(inputs.spark, parcels_table(work)), width)
+
+
+def _named(file: NamedFile) -> dict[str, Any]:
+    return {"path": file.path, "sha256": file.sha256, "bytes": file.bytes, "rows": file.rows}
+
+
 def _build_trees(inputs: SnapshotInputs) -> dict[str, list[NamedFile]]:
     if not inputs.index:
         return {}
     from pyspark.sql import functions as f
 
     spark = inputs.spark
-    data = inputs.cuts.filter("NOT control AND length > 0")
+    data = as_frame(spark, inputs.cuts).filter("NOT control AND length > 0")
     totals = data.groupBy("party").agg(f.sum("length").alias("messages"))
     index = frame_of(spark, pa.Table.from_batches([named_rows({"state_index": inputs.index})]))
     rows = mapped(index.repartition(min(len(inputs.index), 64)), ReadIndex(inputs.place.out), STATE_INDEX)
@@ -112,9 +155,12 @@ def _build_trees(inputs: SnapshotInputs) -> dict[str, list[NamedFile]]:
     if tops is not None:
         work = work.unionByName(mapped(tops.join(totals, "party"), tops_to_parcels, PARCELS))
     tasks = max(int(spark.sparkContext.defaultParallelism), min(4096, len(inputs.index)))
-    work = work.repartition(tasks, "party", "bucket").sortWithinPartitions("party", "bucket")
-    found = mapped(work, BuildingTrees(inputs.place, inputs.turn), NAMED)
-    return named_files(inputs.collect(found))
+    return _trees_of(inputs, work, tasks)
+
+
+def _trees_of(inputs: SnapshotInputs, work: Any, tasks: int) -> dict[str, list[NamedFile]]:
+    work = by_task(work, tasks).sortWithinPartitions("party", "bucket")
+    return named_files(inputs.collect(mapped(work, BuildingTrees(inputs.place, inputs.turn + TURNS - 1), NAMED)))
 
 
 def _tops_frame(inputs: SnapshotInputs, files: Iterable[NamedFile]) -> Any | None:
@@ -157,25 +203,29 @@ def tops_to_parcels(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
 
 @dataclass(frozen=True)
 class BuildingTrees:
-    """The task: where the states of buckets are, sorted by bucket -> their subtrees."""
+    """The task: where the states of buckets are, sorted by bucket -> their subtrees. `turn` is above all others so far."""
 
     place: Place
     turn: int
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        made = _Made(self.place, self.turn)
+        made = Subtrees(self.place, self.turn)
+        whole: list[tuple[bytes, str, pa.Table]] = []
         pending: list[_Work] = []
         for work in _each_bucket(batches):
-            if work.changed(self.turn):
+            if work.stale:
                 pending.append(work)
                 if len(pending) >= TASK_BUCKETS:
-                    self._build(pending, made)
+                    whole += self._build(pending, made)
                     pending = []
-        self._build(pending, made)
-        yield named_rows(made.write())
+        whole += self._build(pending, made)
+        files = StateWriter(self.place, self.turn).write(whole, whole=True)
+        for kind, named in made.write().items():
+            files[kind] += named
+        yield named_rows(files)
 
-    def _build(self, works: list["_Work"], made: "_Made") -> None:
-        """Buckets are read together, since they lie together in few files."""
+    def _build(self, works: list["_Work"], made: Subtrees) -> Iterator[tuple[bytes, str, pa.Table]]:
+        """Buckets are read together, since they lie together in few files. Those in many come out whole."""
         by_depth: dict[int, list[_Work]] = defaultdict(list)
         for work in works:
             by_depth[len(work.bucket)].append(work)
@@ -184,32 +234,44 @@ class BuildingTrees:
             places: list[dict[str, Any]] = []
             for work in each:
                 buckets[work.party].add(work.bucket)
-                work.states = states_noted(work.notes)
                 places += work.states
-            columns = None if any(len(work.states) > MERGE_AT for work in each) else _STATE_COLUMNS
+            columns = None if any(len(work.states) > MERGE_AT for work in each) else STATE_COLUMNS
             table, turns = read_states(self.place.out, places, buckets, columns)
             found = _rows_of(table, depth)
             for work in each:
                 start, end = found.get((work.party, work.bucket), (0, 0))
-                made.add(work, table.slice(start, end - start), turns[start:end])
+                live = self._add(work, table.slice(start, end - start), turns[start:end], made)
+                if len(work.states) > MERGE_AT:
+                    yield work.party, work.bucket, live
+
+    def _add(self, work: "_Work", states: pa.Table, turns: np.ndarray[Any, Any], made: Subtrees) -> pa.Table:
+        nodes = (
+            work.nodes if work.top is None else TopsBefore(self.place.out, [work.top]).nodes(work.party, work.bucket)
+        )
+        fresh = turns > work.top_turn if nodes is not None else np.ones(len(turns), dtype=bool)
+        dirty = [ItemId(item) for item in states["item"].filter(pa.array(fresh)).to_pylist()]
+        live = states.filter(pc.invert(states["gone"]))
+        made.add(work.party, work.bucket, nodes, dirty, live)
+        return live
 
 
 @dataclass(slots=True)
 class _Work:
-    """One bucket: notes about its states, and the nodes it had."""
+    """One bucket: where its states are, and the nodes it had: those themselves, or a note about where they are."""
 
     party: bytes
     bucket: str
     notes: list[str] = field(default_factory=list)
     nodes: bytes | None = None
+    top: tuple[bytes, str, str] | None = None
     top_turn: int = -1
-    reshaped: bool = False
     states: list[dict[str, Any]] = field(default_factory=list)
 
-    def changed(self, turn: int) -> bool:
-        """Whether something was written into it in this run, or it was no bucket before."""
-        fresh = any(json.loads(note).get("state", {}).get("turn", -1) >= turn for note in self.notes)
-        return fresh or self.reshaped
+    @property
+    def stale(self) -> bool:
+        """Whether something was written into it since its top was made, or it is in too many places."""
+        self.states = states_noted(self.notes)
+        return len(self.states) > MERGE_AT or any(state["turn"] > self.top_turn for state in self.states)
 
 
 def _each_bucket(batches: Iterator[pa.RecordBatch]) -> Iterator[_Work]:
@@ -223,10 +285,9 @@ def _each_bucket(batches: Iterator[pa.RecordBatch]) -> Iterator[_Work]:
             top = json.loads(row["note"]).get("top")
             if top is None:
                 work.notes.append(row["note"])
-            elif top["bucket"] != row["bucket"]:
-                work.reshaped = True
-            elif top["turn"] > work.top_turn:
+            elif top["bucket"] == row["bucket"] and top["turn"] > work.top_turn:
                 work.top_turn, work.nodes = top["turn"], row["plain"]
+                work.top = (row["party"], row["bucket"], row["note"]) if "path" in top else None
     if work is not None:
         yield work
 
@@ -241,65 +302,34 @@ def _rows_of(table: pa.Table, depth: int) -> dict[tuple[bytes, str], tuple[int, 
     return found
 
 
-class _Made:
-    """Collects subtrees and writes them as files."""
-
-    def __init__(self, place: Place, turn: int) -> None:
-        self._place, self._turn = place, turn
-        self._blobs: dict[Cid, bytes] = {}
-        self._tops: list[tuple[Any, ...]] = []
-        self._whole: list[tuple[bytes, str, pa.Table]] = []
-
-    def add(self, work: _Work, states: pa.Table, turns: np.ndarray[Any, Any]) -> None:
-        gone = states["gone"].to_numpy(zero_copy_only=False)
-        fresh = turns >= self._turn if work.nodes is not None else np.ones(len(turns), dtype=bool)
-        dirty = [ItemId(item) for item in states["item"].filter(pa.array(fresh)).to_pylist()]
-        live = states.filter(pa.array(~gone))
-        if len(work.states) > MERGE_AT:
-            self._whole.append((work.party, work.bucket, live))
-        models = sorted(set(zip(live["model"].to_pylist(), live["version"].to_pylist(), strict=True)))
-        place = (work.party, work.bucket, self._turn)
-        if is_page(len(work.bucket), live.num_rows):
-            pairs = list(zip(live["item"].to_pylist(), _encoded(live), strict=True))
-            entries = packed(rows_table(pairs, _ENTRIES)) if pairs else None
-            self._tops.append((*place, None, live.num_rows, json.dumps(models), entries, None))
-            return
-        top, nodes = subtree(work.bucket, work.nodes, dirty, live, self._blobs.__setitem__)
-        kept = [(work.party, path, node.cid, node.count) for path, node in sorted(nodes.nodes.items())]
-        self._tops.append((*place, top.cid, top.count, json.dumps(models), None, packed(rows_table(kept, TREE_NODES))))
-
-    def write(self) -> dict[str, list[NamedFile]]:
-        # Whole buckets get the highest turn of this run.
-        files = StateWriter(self._place, self._turn + TURNS - 1).write(self._whole, whole=True)
-        for kind, rows, schema in (("blobs", list(self._blobs.items()), BLOBS), ("tops", self._tops, TOPS)):
-            file = self._place.write(kind, schema, rows_table(rows, schema).to_batches(max_chunksize=4096))
-            files[kind] += [] if file is None else [file]
-        return files
-
-
-def _encoded(states: pa.Table) -> list[EncodedItem]:
-    return [EncodedItem(data) for data in pc.coalesce(states["encoded"], states["state"]).to_pylist()]
-
-
-def subtree(bucket: str, nodes: bytes | None, dirty: list[ItemId], live: pa.Table, put: Put) -> tuple[TreeTop, NodeMap]:
-    """The subtree of a bucket whose items are `live` (ascending by key); `nodes` are those it had before."""
-    cache = NodeMap()
-    if nodes is not None:
-        for row in unpacked(nodes).to_pylist():
-            cache.keep(row["path"], TreeTop(Cid(row["cid"]), row["count"]))
-    keys = [key.hex() for key in live["item_key"].to_pylist()]
-    items, encoded = live["item"].to_pylist(), _encoded(live)
-
-    def items_under(path: str) -> list[tuple[ItemId, EncodedItem]]:
-        start, end = bisect_left(keys, path), bisect_left(keys, path + "g")  # "g" sorts after every nibble
-        return [(ItemId(items[at]), encoded[at]) for at in range(start, end)]
-
-    top = update_below(cache, dirty, items_under, put, path=bucket)
-    assert top is not None, bucket
-    return top, cache
-
-
 # state roots
+
+
+def _roots_here(inputs: SnapshotInputs, tops: tuple[NamedFile, ...]) -> dict[str, list[NamedFile]]:
+    messages = messages_by_party(inputs.cuts)
+    nibbles = {party: bucket_nibbles(count) for party, count in messages.items()}
+    found = _by_party(latest_tops(inputs.place.out, tops, nibbles))
+    moves = [read_table(inputs.place.out, file, MOVES) for file in inputs.moves]
+    moved = _by_party(pa.concat_tables([MOVES.empty_table(), *moves]))
+    frames = _by_party(inputs.timeframe.select(["party", "feed", "seq", "link"]))
+    rows = [
+        {
+            **row,
+            "messages": messages.get(row["party"]),
+            "timeframe": frames[row["party"]].to_pylist() if row["party"] in frames else None,
+            "tops": [packed(found[row["party"]])] if row["party"] in found else None,
+            "moves": [packed(moved[row["party"]])] if row["party"] in moved else None,
+        }
+        for row in inputs.parties.select(["party", "admission", "membership"]).to_pylist()
+    ]
+    return _write_roots(inputs.place, model_factory(inputs.models), rows)
+
+
+def _by_party(rows: pa.Table) -> dict[bytes, pa.Table]:
+    return {
+        party: rows.filter(pc.equal(rows["party"], pa.scalar(party, pa.binary())))
+        for party in rows["party"].unique().to_pylist()
+    }
 
 
 def _build_roots(inputs: SnapshotInputs, tops: tuple[NamedFile, ...]) -> dict[str, list[NamedFile]]:
@@ -307,10 +337,11 @@ def _build_roots(inputs: SnapshotInputs, tops: tuple[NamedFile, ...]) -> dict[st
 
     spark = inputs.spark
     places = f.collect_list(f.struct("feed", "seq", "link")).alias("timeframe")
-    data = inputs.cuts.filter("NOT control AND length > 0")
+    data = as_frame(spark, inputs.cuts).filter("NOT control AND length > 0")
     totals = data.groupBy("party").agg(f.sum("length").alias("messages"))
-    frame = inputs.parties.select("party", "admission", "membership").join(totals, "party", "left")
-    frame = frame.join(inputs.timeframe.groupBy("party").agg(places), "party", "left")
+    named = as_frame(spark, inputs.parties).select("party", "admission", "membership")
+    frame = named.join(totals, "party", "left")
+    frame = frame.join(as_frame(spark, inputs.timeframe).groupBy("party").agg(places), "party", "left")
     found = _tops_frame(inputs, tops)
     empty = f.expr("CAST(NULL AS ARRAY<BINARY>)")
     if found is None:
@@ -354,23 +385,26 @@ class BuildingRoots:
     models: str | None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        factory = model_factory(self.models)
-        blobs: dict[Cid, bytes] = {}
-        rows = []
-        for batch in batches:
-            for row in batch.to_pylist():
-                try:
-                    rows.append(party_root(row, factory, blobs.__setitem__))
-                except EchoError as error:  # a state root that is too large: this party alone goes without
-                    rows.append((row["party"], None, None, 0, "", "", error.what))
-        files = {
-            kind: self.place.write(kind, schema, table.to_batches(max_chunksize=4096))
-            for kind, schema, table in (
-                ("blobs", BLOBS, rows_table(list(blobs.items()), BLOBS)),
-                ("roots", ROOTS, rows_table(rows, ROOTS)),
-            )
-        }
-        yield named_rows({kind: [file] for kind, file in files.items() if file is not None})
+        rows = (row for batch in batches for row in batch.to_pylist())
+        yield named_rows(_write_roots(self.place, model_factory(self.models), rows))
+
+
+def _write_roots(place: Place, factory: ModelFactory, parties: Iterable[dict[str, Any]]) -> dict[str, list[NamedFile]]:
+    blobs: dict[Cid, bytes] = {}
+    rows = []
+    for party in parties:
+        try:
+            rows.append(party_root(party, factory, blobs.__setitem__))
+        except EchoError as error:  # a state root that is too large: this party alone goes without
+            rows.append((party["party"], None, None, 0, "", "", error.what))
+    files = {
+        kind: place.write(kind, schema, table.to_batches(max_chunksize=4096))
+        for kind, schema, table in (
+            ("blobs", BLOBS, rows_table(list(blobs.items()), BLOBS)),
+            ("roots", ROOTS, rows_table(rows, ROOTS)),
+        )
+    }
+    return {kind: [file] for kind, file in files.items() if file is not None}
 
 
 def party_root(row: dict[str, Any], factory: ModelFactory, put: Put) -> tuple[Any, ...]:

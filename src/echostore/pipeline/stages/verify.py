@@ -55,11 +55,11 @@ def verify_runs(spark: Any, lake: str, pieces: pa.Table) -> Any:
     fresh = pieces.filter(pa.array(~pieces["old"].to_numpy(zero_copy_only=False)))
     tasks = int(fresh["task"].to_numpy().max(initial=-1)) + 1
     frame = frame_of(spark, fresh).repartitionById(max(1, tasks), "task")
-    return mapped(frame, _Verifying(lake), schemas.VERIFIED)
+    return mapped(frame, Verifying(lake), schemas.VERIFIED)
 
 
 @dataclass(frozen=True)
-class _Verifying:
+class Verifying:
     """The task: travels by name and the path of the lake."""
 
     lake: str

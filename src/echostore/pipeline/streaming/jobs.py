@@ -1,0 +1,33 @@
+"""How the tasks of a stream are run: one job on Spark for each, few tasks in it."""
+
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from echostore.pipeline.stages.frames import Task, frame_of, mapped
+
+
+class Jobs(Protocol):
+    """Runs a task over rows, which it spreads over as many workers as `width` says."""
+
+    @property
+    def width(self) -> int: ...
+
+    def run(self, rows: pa.Table, task: Task, schema: pa.Schema) -> list[Any]:
+        """What the task says of all rows; equal parts of them go to the workers."""
+        ...
+
+
+class SparkJobs:
+    """On Spark. A job without a shuffle, and with Python workers that live on: some hundred milliseconds."""
+
+    def __init__(self, spark: Any) -> None:
+        self._spark = spark
+
+    @property
+    def width(self) -> int:
+        return max(1, int(self._spark.sparkContext.defaultParallelism))
+
+    def run(self, rows: pa.Table, task: Task, schema: pa.Schema) -> list[Any]:
+        # A table of the driver is cut into as many equal parts as there are cores.
+        return list(mapped(frame_of(self._spark, rows), task, schema).collect())
