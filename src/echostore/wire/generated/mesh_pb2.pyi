@@ -5,8 +5,10 @@ What two devices say to each other on an authenticated channel. A channel number
 8 bytes of a tag that only those who know the party can compute, and only on this connection.
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
@@ -33,6 +35,8 @@ class MeshFrame(_message.Message):
     PING_FIELD_NUMBER: _builtins.int
     PONG_FIELD_NUMBER: _builtins.int
     GOODBYE_FIELD_NUMBER: _builtins.int
+    INTRODUCTION_FIELD_NUMBER: _builtins.int
+    PARTIES_FIELD_NUMBER: _builtins.int
     ping: _builtins.int
     """answered by a pong of the same number"""
     pong: _builtins.int
@@ -52,6 +56,10 @@ class MeshFrame(_message.Message):
     def invitation(self) -> Global___MeshInvitation: ...
     @_builtins.property
     def goodbye(self) -> Global___MeshGoodbye: ...
+    @_builtins.property
+    def introduction(self) -> Global___MeshIntroduction: ...
+    @_builtins.property
+    def parties(self) -> Global___MeshParties: ...
     def __init__(
         self,
         *,
@@ -65,16 +73,84 @@ class MeshFrame(_message.Message):
         ping: _builtins.int = ...,
         pong: _builtins.int = ...,
         goodbye: Global___MeshGoodbye | None = ...,
+        introduction: Global___MeshIntroduction | None = ...,
+        parties: Global___MeshParties | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["blob", b"blob", "goodbye", b"goodbye", "have", b"have", "invitation", b"invitation", "kind", b"kind", "leave", b"leave", "offer", b"offer", "ping", b"ping", "pong", b"pong", "sync", b"sync", "want", b"want"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blob", b"blob", "goodbye", b"goodbye", "have", b"have", "introduction", b"introduction", "invitation", b"invitation", "kind", b"kind", "leave", b"leave", "offer", b"offer", "parties", b"parties", "ping", b"ping", "pong", b"pong", "sync", b"sync", "want", b"want"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blob", b"blob", "goodbye", b"goodbye", "have", b"have", "invitation", b"invitation", "kind", b"kind", "leave", b"leave", "offer", b"offer", "ping", b"ping", "pong", b"pong", "sync", b"sync", "want", b"want"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blob", b"blob", "goodbye", b"goodbye", "have", b"have", "introduction", b"introduction", "invitation", b"invitation", "kind", b"kind", "leave", b"leave", "offer", b"offer", "parties", b"parties", "ping", b"ping", "pong", b"pong", "sync", b"sync", "want", b"want"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["offer", "sync", "leave", "want", "have", "blob", "invitation", "ping", "pong", "goodbye"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["offer", "sync", "leave", "want", "have", "blob", "invitation", "ping", "pong", "goodbye", "introduction", "parties"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___MeshFrame: _TypeAlias = MeshFrame  # noqa: Y015
+
+@_typing.final
+class MeshIntroduction(_message.Message):
+    """This device acts for an identity. Told to devices of that identity, and to a member by whom it wants to be recovered."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDENTITY_FIELD_NUMBER: _builtins.int
+    CHAIN_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
+    identity: _builtins.bytes
+    """32 bytes"""
+    proof: _builtins.bytes
+    """by the identity key over the connection: of an identity that is being recovered"""
+    @_builtins.property
+    def chain(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """credentials from the identity down to the device of this connection"""
+
+    def __init__(
+        self,
+        *,
+        identity: _builtins.bytes = ...,
+        chain: _abc.Iterable[_builtins.bytes] | None = ...,
+        proof: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "identity", b"identity", "proof", b"proof"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeshIntroduction: _TypeAlias = MeshIntroduction  # noqa: Y015
+
+@_typing.final
+class MeshParties(_message.Message):
+    """The parties that both of us are in, by the identity that was introduced."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTIES_FIELD_NUMBER: _builtins.int
+    GENESIS_FEEDS_FIELD_NUMBER: _builtins.int
+    TITLES_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    parties: _builtins.bytes
+    """32 bytes each"""
+    genesis_feeds: _builtins.bytes
+    """32 bytes each"""
+    name: _builtins.str
+    """of the identity, as members know it"""
+    @_builtins.property
+    def titles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        parties: _builtins.bytes = ...,
+        genesis_feeds: _builtins.bytes = ...,
+        titles: _abc.Iterable[_builtins.str] | None = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["genesis_feeds", b"genesis_feeds", "name", b"name", "parties", b"parties", "titles", b"titles"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeshParties: _TypeAlias = MeshParties  # noqa: Y015
 
 @_typing.final
 class MeshOffer(_message.Message):

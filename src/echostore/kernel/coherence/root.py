@@ -1,0 +1,375 @@
+"""The root of a tree: a peer that owns durable state and gives it a clock of ticks.
+
+A tick names one state of the peer. The host tells it with `Advanced` only after it is on disk, so nothing that a leaf
+ever saw is taken back by a crash. A batch of operations becomes part of the state by `Commit`, and of a tick by the
+next `Advanced`; both survive a restart with `Durable`.
+"""
+
+from echostore.kernel.coherence.arcs import ArcLedger
+from echostore.kernel.coherence.batches import Batches
+from echostore.kernel.coherence.events import (
+    Advanced,
+    ChildOpened,
+    Commit,
+    Committed,
+    Cut,
+    Drop,
+    Effect,
+    Evaluate,
+    Evaluated,
+    Event,
+    EvictEntry,
+    EvictRecord,
+    Flush,
+    Forget,
+    LinkClosed,
+    LinkId,
+    Received,
+    Refusal,
+    Sideways,
+    Unavailable,
+    Unwatch,
+    Writable,
+)
+from echostore.kernel.coherence.holdings import Codec, Holdings, Version
+from echostore.kernel.coherence.messages import (
+    Acquire,
+    Announce,
+    Arc,
+    Attach,
+    Attached,
+    Backpressure,
+    BeginUpdate,
+    Connectivity,
+    Deannounce,
+    EndUpdate,
+    FollowsEpoch,
+    Gone,
+    GrantSystemId,
+    IndexValue,
+    LaneItem,
+    Message,
+    NotifyReplicated,
+    NullUpdate,
+    Pin,
+    PublishOp,
+    RejectReason,
+    ReleaseArc,
+    Spec,
+    SystemId,
+    Touched,
+    Turn,
+    Update,
+    UserMessage,
+    UserReceipt,
+    WaitForEpoch,
+)
+from echostore.kernel.coherence.services import SERVICES_SPEC, Services
+from echostore.kernel.coherence.serving import Serving
+
+WINDOW_TICKS = 256
+"""How far back a transaction may read. Older versions are forgotten."""
+
+
+class Root:
+    """`receive(event)` returns effects."""
+
+    __slots__ = (
+        "batches",
+        "clock",
+        "holdings",
+        "others",
+        "services",
+        "services_changed",
+        "serving",
+        "unexposed",
+        "window_ticks",
+    )
+
+    def __init__(
+        self,
+        system: SystemId,
+        codec: Codec,
+        *,
+        tick: int = 0,
+        batches: Batches | None = None,
+        window_ticks: int = WINDOW_TICKS,
+    ) -> None:
+        """After a restart: the last tick that was exposed, and the account of batches as it is on disk."""
+        self.clock = Arc(system)
+        self.window_ticks = window_ticks
+        self.holdings = Holdings(tick)
+        self.holdings.floor = max(0, tick - window_ticks)
+        self.batches = Batches(ArcLedger(system)) if batches is None else batches
+        self.serving = Serving(self.holdings, codec, self.clock)
+        applied, exposed = self.batches.applied, self.batches.exposed
+        self.unexposed: tuple[tuple[int, FollowsEpoch], ...] = tuple(
+            (tick + 1, FollowsEpoch(clock, batch)) for clock, batch in applied.items() if batch > exposed.get(clock, 0)
+        )
+        """Batches that are on disk and in no tick yet."""
+        self.others: dict[Arc, int] = {}
+        """What the current tick includes of other roots."""
+        self.services = Services()
+        self.services_changed = False
+
+    def receive(self, event: Event) -> list[Effect]:
+        serving = self.serving
+        match event:
+            case Received(link, generation, message):
+                if serving.generations.get(link) != generation:
+                    return []
+                return self._take(link, message)
+            case Advanced():
+                return self._advance(event)
+            case Evaluated():
+                return self._learn(event)
+            case Unavailable():
+                return self._unavailable(event)
+            case Committed():
+                return self._committed(event)
+            case ChildOpened(link, generation):
+                return self._lost(serving.connect(link, generation))
+            case LinkClosed(link):
+                return self._lost(serving.close(link))
+            case Flush() | Writable() | Forget() | EvictRecord():
+                return serving.receive(event)
+            case EvictEntry(spec):
+                if spec not in self.holdings:
+                    return []
+                self.holdings.evict(spec)
+                serving.mark([spec])
+                return [Unwatch(spec)]
+            case _:
+                raise AssertionError(f"{event} does not happen to a root")
+
+    def reached(self, clock: Arc, tick: int) -> bool:
+        """Whether the current tick includes that tick of that clock."""
+        if clock == self.clock:
+            return tick <= self.holdings.cur
+        return tick <= max(self.batches.exposed.get(clock, 0), self.others.get(clock, 0))
+
+    # The host
+
+    def _advance(self, event: Advanced) -> list[Effect]:
+        assert event.tick == self.holdings.cur + 1, f"tick {event.tick} after {self.holdings.cur}"
+        changes = dict(event.changes)
+        if self.services_changed:
+            changes.update(self._services_changes())
+            self.services_changed = False
+        self.holdings.floor = max(0, min([event.tick - self.window_ticks, *self._pinned(event.tick)]))
+        for spec in changes:
+            self.holdings.end(spec)
+        self.holdings.cur = event.tick
+        for spec, value in changes.items():
+            self.holdings.learn(spec, Version(event.tick, event.tick, value, live=True))
+        self.serving.mark(changes)
+        self._expose(event)
+        return [*self.serving.wake(), *self.serving.release_messages()]
+
+    def _pinned(self, tick: int) -> list[int]:
+        """Pins reach back at most twice as far as the window: one forgotten leaf does not hold all history."""
+        return [max(pin, tick - 2 * self.window_ticks) for pin in self.serving.pins.values()]
+
+    def _expose(self, event: Advanced) -> None:
+        """The tick includes the batches that were committed for it, and says so in the same update as their effect."""
+        out = [each for tick, each in self.unexposed if tick <= event.tick]
+        self.unexposed = tuple(each for each in self.unexposed if each[0] > event.tick)
+        self.batches.expose(out)
+        for each in out:
+            for directory in self.serving.directories(each.clock.system):
+                directory.follow(each.clock, each.tick)
+                directory.rejections += self.batches.rejections_between(each.clock, event.tick - 1, event.tick)
+        for each in event.follows:
+            if each.tick > self.others.get(each.clock, 0):
+                self.others[each.clock] = each.tick
+                for directory in self.serving.links.values():
+                    directory.follow(each.clock, each.tick)
+
+    def _services_changes(self) -> dict[Spec, IndexValue]:
+        changes = {}
+        for spec in [spec for spec in self.holdings.specs() if spec.startswith(SERVICES_SPEC)]:
+            value = self.services.value(spec)
+            known = self.holdings.at(spec, self.holdings.cur)
+            if known is None or known.value != value:
+                changes[spec] = value
+        return changes
+
+    def _learn(self, event: Evaluated) -> list[Effect]:
+        live = event.max == self.holdings.cur
+        self.holdings.learn(event.spec, Version(event.min, event.max, event.value, live))
+        effects: list[Effect] = []
+        for at in [at for spec, at in self.serving.asked if spec == event.spec]:
+            if live if at is None else event.min <= at <= event.max:
+                effects += self.serving.learned(event.spec, at)
+            elif at is None:  # a tick came in between
+                effects.append(Evaluate(event.spec, None))
+        return effects
+
+    def _unavailable(self, event: Unavailable) -> list[Effect]:
+        if event.reason is not None:
+            return self.serving.denied(event.spec, event.reason)
+        assert event.at is not None, "only an older tick can be gone"
+        return self.serving.tell_askers(event.spec, event.at, Gone(event.spec, event.at, self.holdings.floor or 0))
+
+    def _committed(self, event: Committed) -> list[Effect]:
+        assert event.tick > self.holdings.cur, f"a batch for tick {event.tick}, which is out"
+        self.batches.committed(event.clock, event.batch, event.tick, event.rejected)
+        self.unexposed = (*self.unexposed, (event.tick, FollowsEpoch(event.clock, event.batch)))
+        return self.serving.to_system(event.clock.system, self._notify(event.clock))
+
+    def _notify(self, clock: Arc) -> NotifyReplicated:
+        """What is on disk of a clock, and the tick that includes it."""
+        ticks = [tick for tick, each in self.unexposed if each.clock == clock]
+        tick = ticks[-1] if ticks else self.holdings.cur
+        return NotifyReplicated(clock, self.batches.applied[clock], self.clock.system, tick)
+
+    # The systems below
+
+    def _take(self, link: LinkId, message: Message) -> list[Effect]:
+        serving = self.serving
+        if isinstance(message, Attach):
+            return self._attach(link, message)
+        directory = serving.links.get(link)
+        if directory is None:
+            return [Refusal(link, RejectReason.UNKNOWN_SYSTEM, f"{type(message).__name__} before Attach")]
+        match message:
+            case Acquire():
+                return self._acquire(link, message)
+            case Update():
+                return self._batch(link, message)
+            case BeginUpdate() | LaneItem() | EndUpdate() | NullUpdate():
+                return self._frame(link, message)
+            case Touched(specs):
+                for spec in specs:
+                    directory.touch(spec)
+                return []
+            case Pin(tick):
+                if tick is None:
+                    serving.pins.pop(link, None)
+                else:
+                    serving.pins[link] = tick
+                return []
+            case WaitForEpoch(clock, tick):
+                return self._wait(link, clock, tick)
+            case ReleaseArc():
+                self.batches.arcs.release(message)
+                return []
+            case Announce() | Deannounce():
+                return self._announced(link, message)
+            case Connectivity(system, _, turn):
+                return self._lost([(system, turn)] if serving.unroute(system, link, turn) else [])
+            case UserMessage():
+                return self._user_message(link, message)
+            case UserReceipt():
+                return serving.to_system(message.id.sender, message)
+            case _:
+                return [Refusal(link, RejectReason.MALFORMED, f"{type(message).__name__} does not travel upwards")]
+
+    def _attach(self, link: LinkId, attach: Attach) -> list[Effect]:
+        serving, arcs = self.serving, self.batches.arcs
+        effects: list[Effect] = []
+        system = attach.system
+        if system is None:
+            if link in serving.links and not attach.turn and attach.nonce not in arcs.nonces:
+                return [Refusal(link, RejectReason.NOT_ALLOWED, "one system is one link, and it has a name")]
+            system = arcs.name(attach.nonce)
+            effects.append(serving.send(link, GrantSystemId(attach.nonce, system, attach.turn)))
+        systems = [system, *(each for each, _ in attach.below)]
+        if any(each not in arcs.gens for each in systems):
+            return [Refusal(link, RejectReason.UNKNOWN_SYSTEM, "Attach of a system that was never named")]
+        if attach.seen > self.holdings.cur:
+            return [Refusal(link, RejectReason.MALFORMED, f"tick {attach.seen} was never told, {self.holdings.cur} is")]
+        if not serving.route([(system, attach.turn), *attach.below], link):
+            return [serving.send(link, Backpressure("attach", 30.0))]
+        clocks = [clock for each in systems for clock in self._clocks(each)]
+        follows = tuple(FollowsEpoch(clock, self.batches.exposed.get(clock, 0)) for clock in clocks)
+        follows += tuple(FollowsEpoch(clock, tick) for clock, tick in sorted(self.others.items()))
+        if link in serving.links:
+            effects.append(serving.send(link, Attached(attach.turn, system, self.holdings.cur, follows)))
+            serving.links[link].told.update((each.clock, each.tick) for each in follows)
+            effects += serving.flush(link)
+        else:
+            effects.append(serving.open(link, follows))
+        if attach.wants_arc:
+            grant = arcs.grant(system, attach.nonce)
+            arcs.retire(system, self.batches.applied)
+            effects.append(serving.send(link, grant))
+        for clock in clocks:
+            self.batches.seen(clock, attach.seen)
+            missed = self.batches.rejections_between(clock, attach.seen, self.holdings.cur)
+            effects += [serving.send(link, each) for each in missed]
+            if clock in self.batches.applied:
+                effects.append(serving.send(link, self._notify(clock)))
+        return effects
+
+    def _clocks(self, system: SystemId) -> list[Arc]:
+        gen = self.batches.arcs.gens.get(system, 0)
+        arcs = [Arc(system, each) for each in range(max(1, gen - 8), gen + 1)]
+        return [arc for arc in arcs if arc in self.batches.arcs.granted]
+
+    def _acquire(self, link: LinkId, asked: Acquire) -> list[Effect]:
+        """Answered from what is held; else evaluated, once for all who ask."""
+        serving = self.serving
+        if asked.at is not None and not (self.holdings.floor or 0) <= asked.at <= self.holdings.cur:
+            return [serving.send(link, Gone(asked.spec, asked.at, self.holdings.floor or 0))]
+        answer = serving.answer(link, asked)
+        if answer is not None:
+            return answer
+        if asked.spec.startswith(SERVICES_SPEC) and asked.at is None:
+            cur = self.holdings.cur
+            self.holdings.learn(asked.spec, Version(cur, cur, self.services.value(asked.spec), live=True))
+            return serving.answer(link, asked) or []
+        known = (asked.spec, asked.at) in serving.asked
+        if not serving.put_off(link, asked):
+            return [serving.send(link, Backpressure("acquire", 1.0))]
+        return [] if known else [Evaluate(asked.spec, asked.at)]
+
+    def _frame(self, link: LinkId, frame: BeginUpdate | LaneItem | EndUpdate | NullUpdate) -> list[Effect]:
+        done = max(self.batches.applied.get(frame.clock, 0), self.batches.writing.get(frame.clock, 0))
+        gathered = self.serving.gather(link, frame, done)
+        if isinstance(gathered, Drop):
+            return [gathered]
+        return [] if gathered is None else self._batch(link, gathered)
+
+    def _batch(self, link: LinkId, update: Update) -> list[Effect]:
+        if not all(isinstance(item, PublishOp) for item in update.items) or update.follows:
+            return [Refusal(link, RejectReason.MALFORMED, "a batch holds operations and nothing else")]
+        if not self.serving.leads_to(update.clock.system, link):
+            return [Refusal(link, RejectReason.UNKNOWN_SYSTEM, "a batch of a system that is not reached this way")]
+        if update.tick <= self.batches.applied.get(update.clock, 0):  # it came before; whoever sent it did not hear so
+            return [self.serving.send(link, self._notify(update.clock))]
+        taken = self.batches.take(update)
+        if taken is None:
+            return []
+        return [Commit(update.clock, update.tick, *taken)]
+
+    def _wait(self, link: LinkId, clock: Arc, tick: int) -> list[Effect]:
+        if clock != self.clock and self.reached(clock, tick):
+            self.serving.links[link].follow(clock, max(tick, self.others.get(clock, 0)))
+        return self.serving.wait(link, clock, tick)
+
+    def _announced(self, link: LinkId, message: Announce | Deannounce) -> list[Effect]:
+        if not self.serving.leads_to(message.service.system, link):
+            return [Refusal(link, RejectReason.UNKNOWN_SYSTEM, "a service of a system that is not reached this way")]
+        return self._services_news() if self.services.take(message) else []
+
+    def _lost(self, systems: list[tuple[SystemId, Turn]]) -> list[Effect]:
+        """Systems can't be reached: what they offered is gone with them."""
+        gone = [system for system, _ in systems if system not in self.serving.routes]
+        news = [self.services.lost(Connectivity(system, affects_all_services=True)) for system in gone]
+        return self._services_news() if any(news) else []
+
+    def _services_news(self) -> list[Effect]:
+        self.services_changed = True
+        return [Cut()] if any(spec.startswith(SERVICES_SPEC) for spec in self.holdings.specs()) else []
+
+    def _user_message(self, link: LinkId, message: UserMessage) -> list[Effect]:
+        serving = self.serving
+        if not serving.leads_to(message.id.sender, link):
+            return [Refusal(link, RejectReason.UNKNOWN_SYSTEM, "a message of a system that is not reached this way")]
+        if message.target in serving.routes:
+            passed = serving.pass_down(message)
+            return [serving.send(link, Backpressure("messages", 1.0))] if passed is None else passed
+        if message.target.root != self.clock.system.root and message.cross_root:
+            return [Sideways(message)]
+        return [serving.send(link, Connectivity(message.target, affects_all_services=False))]

@@ -1,0 +1,225 @@
+"""The bytes of the coherence protocol: every message comes back as it was, and hostile bytes do no harm."""
+
+from random import Random
+
+import pytest
+
+from echostore.kernel.coherence.arcs import ARC_IDS_BITS
+from echostore.kernel.coherence.edge import Edge
+from echostore.kernel.coherence.events import UP, ChildOpened, LinkId, Opening, Received, Send
+from echostore.kernel.coherence.leaf import Leaf
+from echostore.kernel.coherence.messages import (
+    Acquire,
+    Announce,
+    Arc,
+    Attach,
+    Attached,
+    Backpressure,
+    BeginUpdate,
+    Connectivity,
+    Deannounce,
+    Delta,
+    Denied,
+    EndUpdate,
+    FollowsEpoch,
+    Gone,
+    Grant,
+    GrantArc,
+    GrantSystemId,
+    IndexValue,
+    Invalidate,
+    IssuedId,
+    LaneItem,
+    Linked,
+    Message,
+    MessageId,
+    NotifyReplicated,
+    NullUpdate,
+    Patch,
+    Pin,
+    PublishOp,
+    RejectOp,
+    RejectReason,
+    ReleaseArc,
+    Service,
+    Spec,
+    Subscribed,
+    SystemId,
+    Token,
+    Touched,
+    UserMessage,
+    UserReceipt,
+    WaitForEpoch,
+    Witness,
+)
+from echostore.kernel.coherence.root import Root
+from echostore.kernel.reasons import Reason
+from echostore.testing.coherence_models import PLAIN
+from echostore.wire.coherence import FRAME_BYTES_MAX, SPEC_BYTES_MAX, LinkFrame, decode_frame, encode_frame
+from echostore.wire.generated import coherence_pb2 as pb
+from echostore.wire.sync import MalformedFrame
+
+HOSTILE_FRAMES = 10_000
+
+ROOT = SystemId(b"r" * 16)
+LEAF = SystemId(b"r" * 16, (2,))
+CLOCK, ARC = Arc(ROOT), Arc(LEAF, 1)
+SPEC, OP = Spec(b"all tasks"), IssuedId(Arc(LEAF, 1), 1)
+FOLLOWS = (FollowsEpoch(ARC, 1), FollowsEpoch(Arc(SystemId(b"s" * 16)), 300))
+ID = MessageId(LEAF, 1, 7)
+
+MESSAGES: list[Message] = [
+    Attach(7, LEAF, True, 3, ((SystemId(b"r" * 16, (3, 300)), (1, 2)),), (4,)),
+    Attach(7, None, False, 0),
+    Attached((1, 2), LEAF, 5, FOLLOWS),
+    GrantSystemId(7, LEAF, (1,)),
+    GrantArc(ARC, 5 << ARC_IDS_BITS),
+    ReleaseArc(ARC, 3),
+    Linked(CLOCK, 1, FOLLOWS),
+    BeginUpdate(CLOCK, 0, 1),
+    LaneItem(CLOCK, 1, 0, 0, Subscribed(SPEC, 0)),
+    LaneItem(CLOCK, 1, 1, 2, Invalidate(SPEC)),
+    LaneItem(CLOCK, 1, 0, 1, Delta(SPEC, 0, Patch(b"+1"))),
+    LaneItem(CLOCK, 1, 0, 0, RejectOp(OP, Reason.DENIED)),
+    LaneItem(ARC, 1, 0, 0, PublishOp(OP, b"item", b"set done")),
+    EndUpdate(CLOCK, 0, 1, FOLLOWS, ((0, 1), (3, 200))),
+    NullUpdate(CLOCK, 0, 1),
+    RejectOp(OP, RejectReason.OUTSIDE_ARC),
+    Acquire(SPEC),
+    Acquire(SPEC, 0, Token(b"hash")),
+    Grant(SPEC, None, 0, 3, IndexValue(b"")),
+    Grant(SPEC, 2, 0, 3, None, Token(b"hash")),
+    Gone(SPEC, 1, 2),
+    Denied(SPEC, RejectReason.EXPIRED),
+    Touched((SPEC, Spec(b"x"))),
+    Pin(0),
+    Pin(None),
+    NotifyReplicated(ARC, 2, ROOT, 9),
+    WaitForEpoch(CLOCK, 1),
+    Announce(Service(LEAF, "chess"), 1, 2, b"white"),
+    Deannounce(Service(LEAF, "chess"), 1, 3),
+    Connectivity(LEAF, True, (1,)),
+    UserMessage(ID, 3, LEAF, ((Witness(CLOCK, 1), Witness(ARC, 2)),), "note", b"hello", True),
+    UserReceipt(ID),
+    Backpressure("acquire", 1.5),
+]
+TYPES = sorted({type(message) for message in MESSAGES}, key=lambda each: each.__name__)
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_every_message_comes_back_as_it_was(message: Message) -> None:
+    frame = LinkFrame((1 << 64) - 1, message)
+    assert decode_frame(encode_frame(frame)) == frame
+
+
+def test_every_kind_of_frame_is_covered() -> None:
+    kinds = {each.name for each in pb.CoherenceFrame.DESCRIPTOR.fields} - {"generation"}
+    seen = {pb.CoherenceFrame.FromString(encode_frame(LinkFrame(1, each))).WhichOneof("kind") for each in MESSAGES}
+    assert seen == kinds
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Acquire(Spec(b"")),
+        Acquire(Spec(b"x" * (SPEC_BYTES_MAX + 1))),
+        Acquire(SPEC, 1 << 60),
+        Acquire(SPEC, None, Token(b"x" * 65)),
+        Grant(SPEC, None, 3, 2, IndexValue(b"")),
+        Grant(SPEC, 9, 0, 3, IndexValue(b"")),
+        Grant(SPEC, None, 0, 3, None),
+        NullUpdate(CLOCK, 1, 1),
+        BeginUpdate(CLOCK, 2, 1),
+        EndUpdate(CLOCK, 0, 1, (), ((0, 100_001),)),
+        LaneItem(CLOCK, 1, 64, 0, Invalidate(SPEC)),
+        GrantArc(ARC, 5),
+        GrantSystemId(7, SystemId(b"short")),
+        GrantSystemId(7, SystemId(b"r" * 16, (1,) * 17)),
+        RejectOp(IssuedId(ARC, 0), RejectReason.EXPIRED),
+        UserMessage(ID, 3, LEAF, ((),), "note", b""),
+        UserMessage(ID, 3, LEAF, (), "n" * 257, b""),
+        Backpressure("x", float("nan")),
+        Backpressure("x", -1.0),
+    ],
+    ids=repr,
+)
+def test_what_breaks_a_limit_is_refused(message: Message) -> None:
+    with pytest.raises(MalformedFrame):
+        decode_frame(encode_frame(LinkFrame(1, message)))
+
+
+def test_too_many_bytes_are_refused_before_they_are_read() -> None:
+    with pytest.raises(MalformedFrame, match="at most"):
+        decode_frame(bytes(FRAME_BYTES_MAX + 1))
+
+
+def test_a_reason_of_a_later_version_is_a_refusal_all_the_same() -> None:
+    frame = pb.CoherenceFrame.FromString(encode_frame(LinkFrame(1, RejectOp(OP, RejectReason.EXPIRED))))
+    frame.reject_op.reason = "invented-later"
+    assert decode_frame(frame.SerializeToString()).message == RejectOp(OP, RejectReason.EXCLUDED)
+
+
+class Tree:
+    """A root, an edge and a leaf with links that stand, and a hostile system at the end of each."""
+
+    def __init__(self) -> None:
+        self.root, self.edge, self.leaf = Root(ROOT, PLAIN), Edge(PLAIN), Leaf(PLAIN, LinkId("home"))
+        self.root.receive(ChildOpened(LinkId("x"), 1))
+        self.root.receive(Received(LinkId("x"), 1, Attach(7, None, True, 0)))
+        for machine, link in ((self.edge, UP), (self.leaf, LinkId("home"))):
+            machine.receive(Opening(link, 1, 7))
+            machine.receive(Received(link, 1, GrantSystemId(7, LEAF)))
+            machine.receive(Received(link, 1, Linked(CLOCK, 0)))
+        self.leaf.receive(Received(LinkId("home"), 1, GrantArc(ARC, 0)))
+        self.edge.receive(ChildOpened(LinkId("x"), 1))
+        self.edge.receive(Received(LinkId("x"), 1, Attach(8, LEAF, False, 0)))
+        self.edge.receive(Received(UP, 1, Attached((1,), LEAF, 0, ())))
+        assert LinkId("x") in self.edge.serving.links
+        assert self.leaf.caches[LinkId("home")].generation == 1
+
+    def hear(self, message: Message) -> int:
+        """What all of them answer."""
+        effects = [
+            *self.root.receive(Received(LinkId("x"), 1, message)),
+            *self.edge.receive(Received(UP, 1, message)),
+            *self.edge.receive(Received(LinkId("x"), 1, message)),
+            *self.leaf.receive(Received(LinkId("home"), 1, message)),
+        ]
+        return sum(not isinstance(effect, Send) for effect in effects)
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.__name__)
+def test_ten_thousand_hostile_frames_of_each_type(kind: type) -> None:
+    """Bent bytes are refused by type; what still decodes disturbs no machine, however wrong it is."""
+    random = Random(kind.__name__)
+    frames = [encode_frame(LinkFrame(1, message)) for message in MESSAGES if type(message) is kind]
+    tree = Tree()
+    refused = heard = 0
+    for _ in range(HOSTILE_FRAMES):
+        data = bytearray(random.choice(frames))
+        for _ in range(random.randint(1, 4)):
+            place = random.randrange(len(data)) if data else 0
+            match random.randrange(5):
+                case 0 if data:
+                    data[place] ^= 1 << random.randrange(8)
+                case 1:
+                    data[place:place] = random.randbytes(random.randint(1, 4))
+                case 2:
+                    del data[place : place + random.randint(1, 8)]
+                case 3:
+                    data += random.choice(frames)[random.randrange(9) :]
+                case _ if data:
+                    data[place] = random.choice((0, 1, 0x7F, 0x80, 0xFF))
+        try:
+            message = decode_frame(bytes(data)).message
+        except MalformedFrame:
+            refused += 1
+            continue
+        heard += 1
+        tree.hear(message)
+    assert refused + heard == HOSTILE_FRAMES
+    assert refused > HOSTILE_FRAMES // 20
+    assert heard > HOSTILE_FRAMES // 100
+    assert tree.root.holdings.cur == 0
+    assert tree.root.batches.applied == {}
+    assert len(tree.root.serving.links) == 1
