@@ -23,7 +23,7 @@ CANDIDATES := $(if $(PYTHON),$(PYTHON),python3.13 python3.12 python3.11 python3)
 ARGS ?=
 PYTEST_PARALLEL ?= -n 2 --dist worksteal
 
-.PHONY: help setup test demo bench bench-full lint proto proto-check lock clean
+.PHONY: help setup test test-net demo bench bench-full lint proto proto-check lock clean
 
 help: ## list the targets (default)
 	@echo "echostore: targets of this Makefile"
@@ -54,6 +54,10 @@ $(SETUP_STAMP): $(DEPS_STAMP) $(ROOT)/pyproject.toml
 test: setup ## run the test suite (ARGS="..." goes to pytest)
 	@echo "test: pytest $(PYTEST_PARALLEL) $(ARGS)"
 	@cd $(ROOT) && $(PY) -m pytest $(PYTEST_PARALLEL) $(ARGS)
+
+test-net: setup ## run the tests in network namespaces (root, or user namespaces; needs iproute2)
+	@echo "test-net: pytest tests/net $(ARGS)"
+	@cd $(ROOT) && $(PY) -m pytest -n 2 tests/net $(ARGS)
 
 demo: setup ## run the demonstration
 	@echo "demo: echostore demo $(ARGS)"

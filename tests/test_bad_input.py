@@ -92,7 +92,8 @@ MISTAKES: dict[str, tuple[type[Exception], Callable[[Things], object]]] = {
     "a rule for nobody": (UsageError, lambda it: it.set.restrict()),
     "a view class that is not registered": (UsageError, lambda it: it.party.create_view("a.b/c", "C")),
     "a stream after nonsense": (UsageError, lambda it: it.party.stream("anchor:zzz")),
-    "a moment that is a number": (UsageError, lambda it: it.party.as_of(5)),
+    "a moment that is no number": (UsageError, lambda it: it.party.as_of(5.5)),
+    "an epoch that is not": (NotFound, lambda it: it.party.as_of(5)),
     "an undo in a batch": (Refused, lambda it: _in_batch(it, it.party.undo)),
     "a snapshot in a batch": (Refused, lambda it: _in_batch(it, it.party.snapshot)),
     "a position beyond the text": (echostore.EchoError, lambda it: it.text.insert(99, "x")),
@@ -143,9 +144,13 @@ def test_many_long_insertions_make_many_blocks(circle: Circle, things: Things) -
 
 def test_elements_that_do_not_fit_a_block_are_taken_back(circle: Circle, things: Things) -> None:
     before = things.party.snapshot().cid
-    things.list.append(*["x" * (1 << 20)] * 9)
+
+    def append_in_a_batch() -> None:
+        with things.party.batch():
+            things.list.append(*["x" * ((1 << 20) - 16)] * 9)
+
     with pytest.raises(TooLarge):
-        things.party.flush()
+        append_in_a_batch()
     assert things.list.to_list() == [1, 2]
     assert things.party.snapshot().cid == before
     things.list.append(3)

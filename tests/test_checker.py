@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from echostore.testing import checker, history_conduct, history_facts, verdict
+from echostore.testing import checker, history_authority, history_conduct, history_epochs, history_facts, verdict
 from echostore.testing.checker import Event, check_events, check_file
 
 # Events by hand
@@ -521,6 +521,145 @@ def test_spoiled_histories_are_caught() -> None:
     assert spoiled > 200
 
 
+# Authority, agreement at the end, proofs
+
+
+def control(seq: int, *claims: Event, feed: str = "k", deps: tuple[int, ...] = ()) -> Event:
+    named = [["k", dep, f"k{dep}"] for dep in deps]
+    return {
+        "kind": "control",
+        "peer": "a",
+        "feed": feed,
+        "seq": seq,
+        "hash": f"{feed}{seq}",
+        "deps": named,
+        "claims": list(claims),
+    }
+
+
+def claim(issuer: str, what: str, /, **said: Any) -> Event:
+    return {"issuer": issuer, "assertion": {"is": what, **said}}
+
+
+GENESIS = control(0, claim("ann", "PartyGenesis", identity="ann", data_feed="a"))
+BOB = [
+    claim("ann", "MemberAdmit", member="bob", role="editor"),
+    claim("ann", "FeedAdmit", feed="b", kind="data", identity="bob"),
+]
+READER = [{**BOB[0], "assertion": {**BOB[0]["assertion"], "role": "reader"}}, BOB[1]]
+
+
+def under(event: Event, *seqs: int) -> Event:
+    return {**event, "under": [["k", seq, f"k{seq}"] for seq in seqs]}
+
+
+A_UNDER, B_UNDER = under(append("a", 0), 0), under(append("b", 0), 1)
+ALLOWED = [GENESIS, control(1, *BOB), A_UNDER, B_UNDER, deliver("a", "a0"), deliver("a", "b0")]
+AUTHORITY_BAD: dict[str, tuple[str, list[Event]]] = {
+    "a feed that nobody admitted": ("I11", [GENESIS, A_UNDER, B_UNDER, deliver("a", "a0"), deliver("a", "b0")]),
+    "an admission outside the entry's past": ("I11", [*ALLOWED[:3], under(append("b", 0), 0), *ALLOWED[4:]]),
+    "a reader writes": ("I11", [GENESIS, control(1, *READER), *ALLOWED[2:]]),
+    "an editor admits": (
+        "I11",
+        [
+            *(GENESIS, control(1, *BOB)),
+            control(
+                2,
+                claim("bob", "MemberAdmit", member="cat", role="editor"),
+                claim("bob", "FeedAdmit", feed="c", kind="data", identity="cat"),
+            ),
+            *(under(append("c", 0), 2), deliver("a", "c0")),
+        ],
+    ),
+    "a demoted writer": (
+        "I11",
+        [
+            *ALLOWED,
+            control(2, claim("ann", "RoleChange", member="bob", role="reader")),
+            under(append("b", 1), 2),
+            deliver("a", "b1"),
+        ],
+    ),
+    "a removed writer": (
+        "I11",
+        [
+            *ALLOWED,
+            control(2, claim("ann", "MemberRemove", member="bob")),
+            under(append("b", 1), 2),
+            deliver("a", "b1"),
+        ],
+    ),
+    "a writer promotes itself": (
+        "I11",
+        [
+            GENESIS,
+            control(1, *READER),
+            control(2, claim("bob", "RoleChange", member="bob", role="owner")),
+            A_UNDER,
+            under(append("b", 0), 2),
+            deliver("a", "a0"),
+            deliver("a", "b0"),
+        ],
+    ),
+    "states differ in the end": (
+        "I7",
+        [*BOTH, state("a", "a0", "b0", admission="1"), state("b", "a0", "b0", says="t", admission="2"), QUIESCE],
+    ),
+    "one peer lacks a proof": (
+        "I12",
+        [
+            *FORKED,
+            {"kind": "fork", "peer": "a", "feed": "z", "seq": 1},
+            deliver("a", "z0"),
+            deliver("b", "z0"),
+            QUIESCE,
+        ],
+    ),
+    "a proof of no fork": (
+        "I12",
+        [*BOTH, *({"kind": "fork", "peer": each, "feed": "a", "seq": 0} for each in "ab"), QUIESCE],
+    ),
+    "a fork before all eyes and no proof": (
+        "I12",
+        [
+            *(*FORKED, deliver("a", "z0"), deliver("a", "z1"), deliver("b", "z0"), deliver("b", "z1f")),
+            *(exclude("a", "z1", "fork"), exclude("b", "z1f", "fork"), {**QUIESCE, "proofs": True}),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AUTHORITY_BAD)
+def test_unlawful_entries_and_disagreement_are_caught(name: str) -> None:
+    invariant, events = AUTHORITY_BAD[name]
+    assert check_events(events).counts[invariant] >= 1, check_events(events)
+
+
+AUTHORITY_GOOD: dict[str, list[Event]] = {
+    "an admitted editor": ALLOWED,
+    "rights come with the past of a dependency": [
+        *ALLOWED[:3],
+        under(append("b", 0), 1),
+        under(append("b", 1)),
+        deliver("a", "b0"),
+        deliver("a", "b1"),
+    ],
+    "what was written before a demotion": [
+        *ALLOWED,
+        control(2, claim("ann", "RoleChange", member="bob", role="reader")),
+    ],
+    "all hold the proof": [
+        *(*FORKED, *({"kind": "fork", "peer": each, "feed": "z", "seq": 1} for each in "ab")),
+        *(deliver("a", "z0"), deliver("b", "z0"), {**QUIESCE, "proofs": True}),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", AUTHORITY_GOOD)
+def test_lawful_entries_raise_no_alarm(name: str) -> None:
+    assert check_events(AUTHORITY_GOOD[name]).good, check_events(AUTHORITY_GOOD[name])
+
+
 def test_the_report_says_how_entries_fared() -> None:
     report = check_events([A0, A1, deliver("a", "a0"), deliver("b", "a0"), deliver("a", "a1"), QUIESCE])
     assert (report.fates["stable"], report.fates["lost"]) == (1, 1)
@@ -529,10 +668,11 @@ def test_the_report_says_how_entries_fared() -> None:
 
 def test_the_checker_shares_no_code_with_the_product() -> None:
     """It must not be blind where the product is."""
-    for module in (checker, history_facts, history_conduct, verdict):
+    modules = (checker, history_authority, history_epochs, history_facts, history_conduct, verdict)
+    for module in modules:
         source = Path(str(module.__file__)).read_text(encoding="utf-8")
         imported = [line.split()[1] for line in source.splitlines() if line.startswith(("import ", "from "))]
-        allowed = {"echostore.testing.history_facts", "echostore.testing.history_conduct", "echostore.testing.verdict"}
+        allowed = {f"echostore.testing.{each.__name__.rpartition('.')[2]}" for each in modules}
         assert all(not name.startswith("echostore") or name in allowed for name in imported)
 
 

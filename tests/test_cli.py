@@ -112,6 +112,19 @@ def test_set_is_one_message_with_its_anchor(cli: Cli, board: dict[str, str]) -> 
     cli("item", "set", board["task"], "-", stdin='{"done": false, "priority": 3, "note": null}').ok()
 
 
+def test_an_epoch_is_a_moment(tmp_path: Path) -> None:
+    cli = Cli(tmp_path / "home", tmp_path / "state")
+    cli("party", "create", "Trip").ok()
+    task = cli("item", "create", "property-set", "title=Tickets", "done=false", "--json").ok().json()["item"]
+    cli("epoch", "create").ok()
+    cli("item", "set", task, "done=true").ok()
+    assert cli("item", "get", task, "--at", "epoch:1", "--json").ok().json()["value"]["done"] is False
+    assert cli("item", "get", task, "--json").ok().json()["value"]["done"] is True
+    assert cli("item", "get", task, "--at", "epoch:7").status == 3
+    assert cli("item", "get", task, "--at", "epoch:one").status == 2
+    assert cli("party", "rejected", "--json").ok().json()["rejected"] == []
+
+
 def test_append_to_list_text_and_log(cli: Cli, board: dict[str, str]) -> None:
     reference = json.dumps({"$item": board["task"]})
     cli("item", "append", "@tasks", "seven", reference).ok()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import echostore
+from cli_process import Cli
 from echostore.peer.opening import PartyOpener
 from echostore.peer.party import Party
 from echostore.peer.peer import Peer
@@ -157,6 +158,12 @@ def test_a_removal_that_turns_out_void_brings_back_blocks_that_came_excluded(tmp
     on_dan = dan.party(party.key)
     assert on_dan.get(item.id)["n"] == 0, "excluded while bob's removal is all that dan knows"
     assert {reject.reason for reject in on_dan.rejected()} == {"beyond-cut"}
+    command = Cli(tmp_path / "dan", tmp_path / "state")
+    listed = command("party", "rejected", "--reason", "beyond-cut", "--json").ok().json()["rejected"]
+    assert [(bytes.fromhex(each["feed"]), each["seq"]) for each in listed] == [
+        (reject.feed, reject.seq) for reject in on_dan.rejected()
+    ]
+    assert command("party", "rejected", "--reason", "fork", "--json").ok().json()["rejected"] == []
     meet(dan, ann, party)
     assert on_dan.get(item.id)["n"] == "cat's"
     assert on_dan.query(type="note").count() == 1

@@ -173,7 +173,7 @@ def test_a_try_counts_before_the_host_says_a_word(tmp_path: Path) -> None:
             link = eve.network.call(eve.network.node.dial(host, port, expected=ticket.host))
             between_us = Between(ticket.invitation, DeviceKey(eve.device), link.device, link.connection.handshake_hash)
             knock = Guest(ticket, between_us, "999999").knock()
-            eve.network._soon(lambda link=link, knock=knock: link.connection.send(knock))
+            eve.network.soon(lambda link=link, knock=knock: link.connection.send(knock))
             until(lambda left=left: invitation.state.tries_left == left)
             eve.network.disconnect(ticket.addresses[0])
             until(lambda: not eve.network.connections())

@@ -15,7 +15,7 @@ import pytest
 
 import echostore
 from echostore.kernel.feed import Head
-from echostore.kernel.ids import DeviceKey, FeedKey
+from echostore.kernel.ids import DeviceKey, FeedKey, IdentityKey, PartyKey
 from echostore.kernel.ids import Link as BlockLink
 from echostore.kernel.sync.frames import (
     Ack,
@@ -37,10 +37,13 @@ from echostore.wire.mesh import (
     Blob,
     Goodbye,
     Have,
+    Introduction,
     Invitation,
     Leave,
     MeshFrame,
     Offer,
+    Parties,
+    PartyEntry,
     Ping,
     Pong,
     Sync,
@@ -52,7 +55,9 @@ from echostore.wire.mesh import (
 )
 from echostore.wire.sync import MalformedFrame, encode_frame
 
-FRAMES = 100_000
+SEEDS = 8
+FRAMES = 100_000 // SEEDS
+"""Of each seed; together a hundred thousand. Several tests, so that none is long and all cores share them."""
 HASH = bytes(range(32))
 
 
@@ -126,7 +131,7 @@ class Fuzzer:
 
     def mesh(self) -> MeshFrame:
         channel = self.channel if self.chance.random() < 0.9 else self.chance.getrandbits(64)
-        kind = self.chance.randrange(12)
+        kind = self.chance.randrange(14)
         cid = b"\x01\x55\x12\x20" + self.chance.randbytes(32)
         invitation = self.chance.randbytes(16)
         steps: list[pb.MeshInvitation] = [
@@ -146,6 +151,8 @@ class Fuzzer:
             Ping(self.number()),
             Pong(self.number()),
             Goodbye("x", "y"),
+            Introduction(IdentityKey(self.chance.randbytes(32)), (self.bytes(150),), self.bytes(64)),
+            Parties((PartyEntry(PartyKey(self.chance.randbytes(32)), self.key(), "Bait"),), "x"),
         ]
         return choices[kind] if kind < len(choices) else Sync(channel, encode_frame(self.sync()))
 
@@ -172,7 +179,10 @@ class Fuzzer:
         return bytes(data)
 
 
-def test_a_hundred_thousand_hostile_frames_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_hundred_thousand_hostile_frames_change_nothing(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ECHOSTORE_STATE", str(tmp_path / "state"))
     with echostore.open(tmp_path / "ann", name="Ann") as ann, echostore.open(tmp_path / "eve", name="Eve") as eve:
         trip = ann.create_party("Trip")
@@ -185,7 +195,9 @@ def test_a_hundred_thousand_hostile_frames_change_nothing(tmp_path: Path, monkey
         seen: Counter[str] = Counter()
 
         async def storm() -> None:
-            fuzzer = Fuzzer(7, channel_of(party_tag(HASH, trip.key)), [held.key for held in trip.runtime.feeds.feeds()])
+            fuzzer = Fuzzer(
+                seed, channel_of(party_tag(HASH, trip.key)), [held.key for held in trip.runtime.feeds.feeds()]
+            )
             link, wire = fresh()
             for _ in range(FRAMES):
                 if wire.ended is not None:
@@ -214,6 +226,7 @@ def test_a_hundred_thousand_hostile_frames_change_nothing(tmp_path: Path, monkey
         assert trip.snapshot().cid == before
         assert len(trip.rejected()) == rejected
         assert len(trip.members.all()) == 2
+        assert [known.key for known in ann.parties()] == [trip.key]
         assert seen["taken"] > FRAMES / 4
         assert seen["malformed"] > FRAMES / 50
         trip.create("property-set", type="task", n=2)

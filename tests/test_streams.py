@@ -11,6 +11,8 @@ import pytest
 
 import echostore
 from echostore.kernel.errors import UsageError
+from echostore.kernel.ids import Link
+from echostore.kernel.timeframe import Position, Timeframe
 from echostore.peer.anchors import Anchor
 from echostore.peer.processor import Delivered
 from echostore.peer.streams import Stream
@@ -263,3 +265,16 @@ def test_resuming_in_a_large_party_reads_only_what_is_new(circle: Circle) -> Non
     assert len(list(one)) == 1
     assert one.blocks_read == 1
     assert party.runtime.processor.reader.decodes == before
+
+
+def test_an_anchor_of_another_branch_is_refused(circle: Circle) -> None:
+    party = circle.party("ann")
+    party.create(type="note")
+    stream = party.stream()
+    assert list(stream)
+    anchor = stream.anchor()
+    assert list(party.stream(anchor)) == []
+    ((feed, at), *_) = anchor.data.entries.items()
+    other = Timeframe({**anchor.data.entries, feed: Position(at.seq, Link(bytes([at.link[0] ^ 1]) + at.link[1:]))})
+    with pytest.raises(UsageError, match="another branch"):
+        party.stream(Anchor(anchor.party, 0, other, anchor.control))

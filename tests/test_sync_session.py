@@ -69,8 +69,9 @@ from echostore.kernel.sync.frames import (
     Request,
     Tip,
 )
-from echostore.kernel.sync.serving import READS_MAX, SERVES_MAX
+from echostore.kernel.sync.serving import PUSH_BYTES_MAX, READS_MAX, SERVES_MAX
 from echostore.kernel.sync.session import Session
+from echostore.kernel.sync.telling import ANNOUNCE_RETRY_S
 from echostore.testing.inmemory import connect
 from echostore.testing.memory_node import MemoryNode
 from echostore.testing.network import Faults
@@ -533,6 +534,77 @@ def test_blocks_that_nobody_asked_for_are_dropped_and_a_flood_ends_the_session()
     assert driver.hears(flood).all(Close) == [Close(Misbehaviour.FLOOD)]
 
 
+def caught_up(length: int = 5) -> Driver:
+    """The other side holds all that we have, and we know it."""
+    return Driver(feed(1, length)).hears(Ack((AckEntry(key(1), length, length, tip(length).link),)))
+
+
+def read(start: int, count: int, *, size: int = 10) -> RangeRead:
+    one = blocks(1, start, count, size=size)
+    return RangeRead(key(1), start, one.payloads, one.head)
+
+
+def test_S13_what_we_write_is_sent_at_once_and_not_announced_beside() -> None:
+    driver = caught_up().tell(LocalHead(feed(1, 6), own=True))
+    assert driver.all(Read) == [Read(key(1), 5, 1, PUSH_BYTES_MAX, tip(6).link)]
+    assert driver.sent(Announce) == []
+    assert driver.tell(read(5, 1)).sent(Blocks) == [blocks(1, 5, 1)]
+    # And the next one at once too, though nothing was acknowledged meanwhile.
+    assert driver.tell(LocalHead(feed(1, 7), own=True)).all(Read)
+    assert driver.tell(read(6, 1)).sent(Blocks) == [blocks(1, 6, 1)]
+
+
+def test_S13_what_is_not_acknowledged_is_announced_after_all() -> None:
+    driver = caught_up().tell(LocalHead(feed(1, 6), own=True)).tell(read(5, 1))
+    assert driver.wakes_until(Announce) == [Announce((feed(1, 6),))]
+    confirmed = caught_up().tell(LocalHead(feed(1, 6), own=True)).tell(read(5, 1))
+    confirmed.hears(Ack((AckEntry(key(1), 6, 6, tip(6).link),)))
+    assert confirmed.session.wake_at() is None
+
+
+def test_S13_what_does_not_fit_is_announced() -> None:
+    driver = caught_up().tell(LocalHead(feed(1, 6), own=True))
+    assert driver.tell(read(5, 1, size=PUSH_BYTES_MAX + 1)).sent(Blocks) == []
+    assert driver.sent(Announce) == [Announce((feed(1, 6),))]
+    driver = caught_up().tell(LocalHead(feed(1, 9), own=True)).tell(read(5, 2))
+    assert (driver.sent(Blocks), driver.sent(Announce)) == ([], [Announce((feed(1, 9),))])
+    driver = caught_up().tell(LocalHead(feed(1, 6), own=True)).tell(RangeMissing(key(1), 5, RefusalReason.COMPACTED))
+    assert (driver.sent(Refusal), driver.sent(Announce)) == ([], [Announce((feed(1, 6),))])
+
+
+@pytest.mark.parametrize("held", [4, 6])
+def test_S13_only_to_a_side_that_has_all_before_and_only_own_blocks(held: int) -> None:
+    behind = Driver(feed(1, 5)).hears(Ack((AckEntry(key(1), held, held, tip(5).link),)))
+    assert behind.tell(LocalHead(feed(1, 7), own=True)).all(Read) == []
+    relayed = caught_up().tell(LocalHead(feed(1, 6)))
+    assert (relayed.all(Read), relayed.sent(Announce)) == ([], [Announce((feed(1, 6),))])
+    full = caught_up().tell(Writable(False)).tell(LocalHead(feed(1, 6), own=True))
+    assert full.all(Read) == []
+
+
+def test_S13_news_is_taken_when_it_is_the_next_of_a_known_feed() -> None:
+    driver = caught_up().hears(Announce((feed(1, 5),))).hears(blocks(1, 5, 1))
+    assert [(each.start, each.limbo) for each in driver.all(Ingest)] == [(5, False)]
+    assert driver.all(Progress) == [Progress(key(1), 6, 5)]
+    assert driver.sent(Request) == []
+    done = driver.tell(Ingested(key(1), tip(6)), after_s=1)
+    assert AckEntry(key(1), 6, 0, tip(6).link) in done.sent(Ack)[0].entries
+    assert done.session.lacking() == []
+    assert done.session.bytes_in_flight == 0
+
+
+@pytest.mark.parametrize(
+    "news", [blocks(1, 6, 1), blocks(1, 4, 1), blocks(2, 0, 1), blocks(1, 5, 1, size=PUSH_BYTES_MAX + 1)]
+)
+def test_S13_nothing_else_is_taken_that_was_not_asked_for(news: Blocks) -> None:
+    assert caught_up().hears(news).all(Ingest) == []
+
+
+def test_S13_news_that_the_store_does_not_take_is_asked_for() -> None:
+    driver = caught_up().hears(blocks(1, 5, 1)).tell(IngestRejected(key(1), Reason.WAITING))
+    assert driver.wakes_until(Request)[0].start == 5
+
+
 def test_progress_tells_what_the_other_side_has() -> None:
     driver = Driver(feed(1, 5)).hears(Ack((AckEntry(key(1), 3, 1, tip(5).link),)))
     assert driver.all(Progress) == [Progress(key(1), 3, 1)]
@@ -695,6 +767,30 @@ def test_S9_a_fork_reaches_everybody(seed: int) -> None:
     assert held[0] == held[1] == held[2]
     assert len(held[0]) == 2
     assert len({world.nodes[name].state()[1] for name in "abc"}) == 1
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("links", ["ab,bc,cd", None])
+def test_S9_a_proof_reaches_everybody_within_three_rounds(seed: int, links: str | None) -> None:
+    """A round is the time after which a tip is told again. It counts from when the first peer holds both branches."""
+    world = World(seed, peers=4, links=links)
+    for number in range(12):
+        world.write("abcd"[number % 4])
+    world.settle().partition("ab|cd").write("a").run(5).crash("d")
+    victim, clone = world.nodes["a"], world.nodes["d"]
+    assert isinstance(victim, MemoryNode)
+    assert isinstance(clone, MemoryNode)
+    clone.forge(victim.data, ["another truth"], at=clone.length(victim.data))
+    world.restart("d").run(60).heal()
+
+    def holds_proof(name: str) -> bool:
+        return len(list(world.nodes[name].port().tips(victim.data))) == 2
+
+    while not any(map(holds_proof, "abcd")):
+        world.run(0.05)
+        assert world.now < 600
+    world.run(3 * ANNOUNCE_RETRY_S)
+    assert all(map(holds_proof, "abcd"))
 
 
 def test_two_ports_are_linked_cut_and_healed_in_memory() -> None:

@@ -381,3 +381,31 @@ def test_undo_of_a_create_that_others_wrote_to_hides_it_and_redo_shows_their_wor
     desk.party.redo()
     circle.agree_after_loss()
     assert circle.get("ann", made).to_dict() == {"n": 1, "bob": 1}
+
+
+def test_undo_passes_over_operations_of_custom_models(desk: Desk) -> None:
+    class Counter:
+        name, version = "counter", 1
+
+        def __init__(self) -> None:
+            self.count = 0
+
+        def apply(self, operation: int, context: object) -> None:
+            self.count += operation
+
+        def value(self) -> int:
+            return self.count
+
+    desk.party.peer.models.register(Counter)
+    counter = desk.party.create("counter")
+    note = desk.party.create(type="note", title="first")
+    note["title"] = "second"
+    counter.apply(3)
+    assert desk.party.undo()
+    assert (note["title"], counter.instance.count) == ("first", 3)
+    with desk.party.batch():
+        note["title"] = "third"
+        counter.apply(1)
+    with pytest.raises(Refused, match="can't be undone"):
+        desk.party.undo()
+    assert (note["title"], counter.instance.count) == ("third", 4)

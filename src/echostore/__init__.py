@@ -10,6 +10,8 @@
 Names are loaded when they are first used, so that importing the package costs nothing.
 """
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,16 +20,16 @@ if TYPE_CHECKING:
     from echostore.kernel.values import BlobRef, Reference
     from echostore.peer import aio
     from echostore.peer.anchors import Anchor
+    from echostore.peer.doorstep import open_peer as open
     from echostore.peer.items import Item
     from echostore.peer.party import Party
     from echostore.peer.peer import Peer
-    from echostore.peer.peer import open_peer as open
 
 __version__ = "0.1.0"
 
 _HOMES: dict[str, tuple[str, str | None]] = {
     "aio": ("echostore.peer.aio", None),
-    "open": ("echostore.peer.peer", "open_peer"),
+    "open": ("echostore.peer.doorstep", "open_peer"),
     "Peer": ("echostore.peer.peer", "Peer"),
     "Party": ("echostore.peer.party", "Party"),
     "Item": ("echostore.peer.items", "Item"),
@@ -53,3 +55,15 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *_HOMES])
+
+
+class _Aio(ModuleType):
+    """`echostore.aio` as a module of its own name, loaded when something of it is used."""
+
+    def __getattr__(self, name: str) -> Any:
+        from echostore.peer import aio
+
+        return getattr(aio, name)
+
+
+sys.modules[f"{__name__}.aio"] = _Aio(f"{__name__}.aio", "The peer for asyncio: see `echostore.peer.aio`.")

@@ -16,6 +16,8 @@ from echostore.kernel.party.credentials import (
     ControlMessage,
     DeviceAdmit,
     DeviceRevoke,
+    EpochAttest,
+    EpochDispute,
     EpochGenesis,
     FeedAdmit,
     FeedKind,
@@ -225,6 +227,8 @@ class Reference:
         return set()
 
     def _voided(self, fact: Fact) -> bool:
+        if isinstance(fact.said, EpochAttest | EpochDispute):
+            return False
         for removal, targets in self.pinned.items():
             if removal is fact or removal in fact.past or fact in removal.past:
                 continue

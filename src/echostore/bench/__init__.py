@@ -33,7 +33,10 @@ BENCHES: dict[str, str] = {
     "text": "echostore.bench.typing",
     "open": "echostore.bench.opening",
     "live-query": "echostore.bench.live_query",
+    "network": "echostore.bench.network",
+    "epochs": "echostore.bench.epochs",
     "pipeline": "echostore.bench.pipeline",
+    "streaming": "echostore.bench.streaming",
 }
 
 

@@ -198,6 +198,9 @@ def _data(home: "Home", output: Output, *, full: bool) -> Iterator[Finding]:
         except Corrupt as error:
             yield Finding("store", _private(error.what), Level.BROKEN, _repair(home, error))
             return
+        wrong = sqlite_check(home.meta, full=True) if full and home.meta.exists() else None
+        if wrong is not None:
+            yield Finding("store", wrong, Level.BROKEN, _repair(home, Corrupt(str(home.meta))))
         yield Finding("parties", counted(len(parties), "party"))
         for known in parties:
             yield from _party(peer, known, output, full=full)
@@ -224,6 +227,7 @@ def _party(peer: "Peer", known: "KnownParty", output: Output, *, full: bool) -> 
         return
     if full:
         yield from _verified(peer, known, name, output)
+        yield from _items(peer, known, name)
     if known.state == "closed":
         yield Finding(name, "closed; its state was not computed")
         return
@@ -244,26 +248,28 @@ def _files(peer: "Peer", known: "KnownParty", name: str, *, full: bool) -> Itera
     try:
         with FeedStore(folder.feeds, known.key, writable=False) as feeds:
             held = sum(feed.length - feed.base for feed in feeds.feeds())
+            if not feeds.feeds():
+                raise Corrupt(f"the feeds are gone from {folder.feeds}")
             yield Finding(f"{name} feeds", f"{counted(held, 'block')} in {counted(len(feeds.feeds()), 'feed')}")
     except (Corrupt, NotFound) as error:
         yield Finding(f"{name} feeds", _private(error.what), Level.BROKEN, "Restore feeds.db, or join the party again.")
         return
     for path, derived in ((folder.feeds, False), (folder.items, True), (folder.blobs, True)):
         if path.exists() and (full or path.stat().st_size <= QUICK_CHECK_BYTES_MAX):
-            wrong = quick_check(path)
+            wrong = sqlite_check(path, full=full)
             if wrong is not None:
                 step = "Remove the file; it is made anew." if derived else "Restore it from a backup."
-                yield Finding(f"{name} {path.name}", wrong, Level.WARNING if derived else Level.BROKEN, step)
+                yield Finding(f"{name} {path.name}", wrong, Level.BROKEN, step)
 
 
-def quick_check(path: Path) -> str | None:
-    """What SQLite finds wrong with a file, or None."""
+def sqlite_check(path: Path, *, full: bool) -> str | None:
+    """What SQLite finds wrong with a file, or None; in full, also whether its indexes agree with its tables."""
     from echostore.store.sqlite import connect_file
 
     try:
         connection = connect_file(path, False)
         try:
-            found = connection.execute("PRAGMA quick_check(1)").fetchone()
+            found = connection.execute(f"PRAGMA {'integrity' if full else 'quick'}_check(1)").fetchone()
         finally:
             connection.close()
     except (sqlite3.Error, EchoError) as error:
@@ -291,13 +297,25 @@ def _verified(peer: "Peer", known: "KnownParty", name: str, output: Output) -> I
             )
 
 
+def _items(peer: "Peer", known: "KnownParty", name: str) -> Iterator[Finding]:
+    from echostore.cli.item_checkup import items_as_folded
+
+    try:
+        for what in items_as_folded(peer, known):
+            yield Finding(f"{name} items", what)
+    except Corrupt as error:
+        yield Finding(f"{name} items", _private(error.what), Level.BROKEN, _private(error.next_step))
+    except EchoError as error:
+        yield Finding(f"{name} items", _private(error.what), Level.WARNING, error.next_step)
+
+
 def _standing(party: "Party", name: str) -> Iterator[Finding]:
     status = party.status
     yield Finding(f"{name} items", counted(status.items, "item"))
     reasons = Counter(str(reject.reason) for reject in party.rejected())
     if reasons:
         listed = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
-        yield Finding(f"{name} rejects", listed, Level.WARNING, "`echostore party why KEY` tells why.")
+        yield Finding(f"{name} rejects", listed, Level.WARNING, "`echostore party rejected` lists them.")
     else:
         yield Finding(f"{name} rejects", "none")
     stalls = [

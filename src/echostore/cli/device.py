@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App
 
+from echostore.cli import device_join
 from echostore.cli.opening import looking, open_party, writing
 from echostore.cli.options import FLAG, IN_PARTY, LISTING, YES, InParty, Listing, examples
 from echostore.cli.output import Column, Output, age, counted
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
 app = App(
     name="device",
     help="Devices of an identity.",
-    help_prologue=examples("echostore device list", "echostore device revoke 1f3a9c02"),
+    help_prologue=examples("echostore device invite", "echostore device list"),
 )
+app.command(device_join.invite, help_prologue=examples(*device_join.EXAMPLES["invite"]))
+app.command(device_join.join, help_prologue=examples(*device_join.EXAMPLES["join"]))
 
 DEVICES = (
     Column("device", "DEVICE", short, style="cyan"),
@@ -36,9 +39,13 @@ def list_devices(*, options: Listing = LISTING) -> None:
 
     When a device was last connected is known while `echostore serve` runs.
     """
+    from echostore.peer.own_devices import devices_shown
+
     output = Output.of(options)
     with looking(options) as peer:
         found: dict[bytes, dict[str, Any]] = {bytes(peer.device): _record(bytes(peer.device), peer.name, this=True)}
+        for key, name in devices_shown(peer).items():
+            found[key] = _record(key, name, this=False)
         for party in _parties(peer, None):
             for device in _devices(party, peer.identity):
                 key = bytes(device.device)
@@ -87,7 +94,9 @@ def revoke(
         output.document({**fields, "revoked": False}, "nothing revoked")
         return
     with writing(options) as peer:
-        for which, identity in parties:
+        if options.party is None:
+            peer.revoke_device(key)
+        for which, identity in parties if options.party is not None else ():
             party = open_party(peer, which)
             party.members.revoke_device(identity, key)
             party.flush()
@@ -96,12 +105,17 @@ def revoke(
 
 def _find(peer: "Peer", text: str, which: str | None) -> tuple[bytes, list[tuple[str, bytes]]]:
     """The key of a device, and the parties where it still counts, with its identity there."""
+    from echostore.peer.own_devices import devices_shown
+
     found: dict[bytes, list[tuple[str, bytes]]] = {}
     for party in _parties(peer, which):
         for member in party.members.all():
             for device in member.devices if which is not None or member.identity == peer.identity else ():
                 if text and device.device.hex().startswith(text.lower()) and not device.revoked:
                     found.setdefault(bytes(device.device), []).append((party.key.hex(), bytes(member.identity)))
+    for key in devices_shown(peer) if which is None else ():
+        if text and key.hex().startswith(text.lower()):
+            found.setdefault(key, [])
     if not found:
         raise NotFound(f"no device {text!r} counts here", next_step="`echostore device list` shows the devices.")
     if len(found) > 1:

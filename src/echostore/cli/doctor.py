@@ -33,7 +33,7 @@ def doctor(
     code
         The code of an error, such as E-LOCKED, to have it explained.
     full
-        Hash every block and blob again.
+        Hash every block and blob again, and fold every party from its feeds to compare its items.
     """
     from echostore.cli.checkup import Level, examine
 

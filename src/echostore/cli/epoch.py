@@ -1,4 +1,4 @@
-"""`echostore epoch`: snapshots that a party's members name: create, list, show."""
+"""`echostore epoch`: snapshots that a party's members agree on: create, list, show, verify."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
 
+from echostore.cli.feed import INTEGRITY_BROKEN
 from echostore.cli.opening import open_party, reading, writing
 from echostore.cli.options import IN_PARTY, LISTING_IN_PARTY, InParty, ListingInParty, examples
-from echostore.cli.output import Column, Output
+from echostore.cli.output import Column, Output, size
 from echostore.cli.values import iso_ms, short
 from echostore.kernel.errors import NotFound
 
@@ -28,10 +29,14 @@ EPOCHS = (
     Column("items", "ITEMS", right=True),
     Column("blocks", "BLOCKS", right=True),
     Column("declarer", "DECLARED BY"),
-    Column("attested_by", "ATTESTED BY", right=True),
+    Column("attests", "ATTESTS"),
     Column("final", "FINAL", lambda final: "yes" if final else "no"),
+    Column("new_bytes", "NEW BYTES", size, right=True),
+    Column("here", "HERE"),
     Column("created", "CREATED"),
 )
+REFUSED = 4
+"""Exit status where this peer does not judge an epoch."""
 
 
 @app.command(
@@ -72,13 +77,18 @@ def _from_pipeline(party: "Party", epochs: Any, out: Path) -> "EpochView":
 
 @app.command(name="list", help_prologue=examples("echostore epoch list", "echostore epoch list --party @Trip --json"))
 def list_epochs(*, options: ListingInParty = LISTING_IN_PARTY) -> None:
-    """List the epochs of a party, from the first on."""
+    """List the epochs of a party, from the first on: who stands for them, what each added, what this peer says.
+
+    Epoch 0 is the party's genesis and holds nothing.
+    """
     from echostore.peer.epochs import Epochs
 
     output = Output.of(options)
     with reading(options) as peer:
         party = open_party(peer, options.party)
-        records = [_record(epoch) for epoch in Epochs(party).all()]
+        epochs = Epochs(party)
+        sizes = epochs.sizes()
+        records = [_record(epoch) | {"new_bytes": sizes.get(epoch.number)} for epoch in epochs.all()]
         output.table("epochs", EPOCHS, records, empty="no epoch yet: echostore epoch create", party=party.key.hex())
 
 
@@ -89,27 +99,63 @@ def show(number: int, /, *, options: InParty = IN_PARTY) -> None:
     Parameters
     ----------
     number
-        Counts from 1.
+        Counts from 1; 0 is the party's genesis.
     """
     from echostore.peer.epochs import Epochs
 
     output = Output.of(options)
     with reading(options) as peer:
         epochs = Epochs(open_party(peer, options.party))
+        if number == 0:
+            zero = epochs.zero()
+            zero["created"] = iso_ms(zero.pop("created_ms"))
+            output.document(zero, "\n".join(f"{name:12} {value}" for name, value in zero.items()))
+            return
         epoch = epochs.get(number)
         view = next(view for view in epochs.all() if view.number == number)
         record = _record(view)
         record["previous"] = epoch.genesis.previous.hex() or None
+        record["new_bytes"] = epochs.sizes().get(number)
+        record["stands_for_it"] = epochs.names(epoch.attested_by)
+        record["disputes"] = epochs.disputes(epoch)
         record["admission"] = epoch.genesis.admission_digest.hex()
         record["timeframe"] = [
             {"feed": entry.feed.hex(), "seq": entry.seq, "link": entry.link.hex()} for entry in epoch.genesis.timeframe
         ]
-        lines = [f"{name:12} {value}" for name, value in record.items() if name != "timeframe" and value is not None]
+        listed = ("timeframe", "stands_for_it", "disputes")
+        lines = [f"{name:12} {value}" for name, value in record.items() if name not in listed and value is not None]
+        lines += [f"{'stands for it':12} {', '.join(record['stands_for_it'])}"]
+        lines += [f"{'disputed by':12} {each['by']}: {each['detail']}" for each in record["disputes"]]
         lines += [f"{'ends at':12} {short(entry['feed'])}:{entry['seq']}" for entry in record["timeframe"]]
         output.document(record, "\n".join(lines))
 
 
+@app.command(help_prologue=examples("echostore epoch verify 1", "echostore epoch verify 2 --party @Trip --json"))
+def verify(number: int, /, *, options: InParty = IN_PARTY) -> int:
+    """Recompute one epoch from the messages held here and say whether its snapshot is right. Nothing is written.
+
+    The exit status is 0 when it is, 6 when it is not, and 4 when this peer can't tell, with the reason.
+
+    Parameters
+    ----------
+    number
+        Counts from 1.
+    """
+    output = Output.of(options)
+    with writing(options) as peer:
+        party = open_party(peer, options.party)
+        found = peer.epochs(party.key).verify(number)
+        record = {"party": party.key.hex(), "number": number, "verdict": str(found.verdict), "detail": found.detail}
+    word = {"attested": "right: this peer's own state is the same", "disputed": "WRONG"}.get(str(found.verdict))
+    detail = f": {found.detail}" if found.detail else ""
+    output.document(record, f"epoch {number} is {word}{detail}" if word else f"epoch {number}: {found.verdict}{detail}")
+    return {"attested": 0, "disputed": INTEGRITY_BROKEN}.get(str(found.verdict), REFUSED)
+
+
 def _record(epoch: "EpochView") -> dict[str, Any]:
     record = asdict(epoch)
+    record["attests"] = f"{epoch.attested_by} of {epoch.electorate}" + (
+        f", {epoch.disputed_by} against" if epoch.disputed_by else ""
+    )
     record["created"] = iso_ms(record.pop("created_ms"))
     return record

@@ -1,18 +1,21 @@
 """`echostore identity`: who this peer is."""
 
-from typing import Any
+import sys
+from typing import Annotated, Any
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
-from echostore.cli.opening import looking, reading, writing
-from echostore.cli.options import OPTIONS, Options, examples
-from echostore.cli.output import Output
+from echostore.cli.device_join import tell_entered
+from echostore.cli.moments import parse_duration_s
+from echostore.cli.opening import ask_passphrase, home_path, looking, read_input, reading, writing
+from echostore.cli.options import FLAG, OPTIONS, YES, Options, examples
+from echostore.cli.output import Output, if_interrupted
 from echostore.cli.values import one_line, short
 
 app = App(
     name="identity",
     help="Who this peer is.",
-    help_prologue=examples("echostore identity show", "echostore identity show --json"),
+    help_prologue=examples("echostore identity show", "echostore identity phrase"),
 )
 
 
@@ -71,3 +74,77 @@ def profile(*, name: str | None = None, options: Options = OPTIONS) -> None:
         for each in parties
     ]
     output.document(fields, lines)
+
+
+@app.command(help_prologue=examples("echostore identity phrase", "echostore identity phrase --remove-key"))
+def phrase(
+    *,
+    remove_key: Annotated[bool, FLAG] = False,
+    yes: Annotated[bool, YES] = False,
+    options: Options = OPTIONS,
+) -> None:
+    """Show the recovery phrase: 24 words that bring this identity back on an empty machine. Write them on paper.
+
+    Whoever has the words is this identity. They are kept in no file. Only a device that has the identity's own key can
+    show them: the one where it was made, or recovered.
+
+    Parameters
+    ----------
+    remove_key
+        Then take the identity's key off this device: it stays a device like any other, and if it is stolen it can be
+        revoked for good. From then on only the paper has the key.
+    yes
+        Remove the key without asking; needed where nobody can be asked.
+    """
+    output = Output.of(options)
+    with writing(options) as peer:
+        words = peer.recovery_phrase().split()
+        output.note("whoever has these words is this identity; write them on paper, in this order")
+        rows = [words[at : at + 6] for at in range(0, len(words), 6)]
+        output.document({"identity": peer.identity.hex(), "words": words}, [" ".join(row) for row in rows])
+        if remove_key and output.confirm("Are the words on paper, and is the key to leave this device?", yes=yes):
+            peer.forget_identity_key()
+            output.note("the identity's key is no longer on this device")
+
+
+@app.command(
+    help_prologue=examples(
+        "echostore identity recover --from 192.0.2.7:4711", "echostore --home ./data identity recover --name Laptop"
+    )
+)
+def recover(
+    *,
+    from_: Annotated[tuple[str, ...], Parameter(name="--from", consume_multiple=False)] = (),
+    timeout: str = "60s",
+    name: str | None = None,
+    options: Options = OPTIONS,
+) -> None:
+    """Bring an identity back with its recovery phrase, and fetch its parties from any member that can be reached.
+
+    The words are asked for on a terminal, or read from standard input; they are never an argument, where others could see
+    them. The home must be empty, or its own identity in no party; it is made if there is none. Again with another --from:
+    parties that are missing come too.
+
+    Parameters
+    ----------
+    from_
+        host:port of a member, or any ticket that one has made; may be given several times. Without it, only the identity
+        comes back.
+    timeout
+        How long to wait for a member, and later for the next block: 60s, 5m.
+    name
+        What this device is called, if the home is new.
+    """
+    from echostore.peer.recovery import key_of
+
+    output = Output.of(options)
+    patience_s = parse_duration_s(timeout)
+    words = ask_passphrase("Recovery phrase: ") if sys.stdin.isatty() else read_input()
+    key_of(words)  # what is wrong with it is told before anything is made
+    fresh = not (home_path(options) / "keys").exists()
+    with writing(options, create=True, name=name) as peer:
+        with if_interrupted("The identity may be back already; run it again to go on."):
+            entered = peer.recover(words, *from_, timeout=patience_s)
+        if fresh:
+            output.note(f"made a home at {home_path(options)}")
+        tell_entered(output, peer, entered, patience_s)

@@ -1,4 +1,4 @@
-"""Moments as people write them: `10m` ago, an ISO time, `now`, or an anchor."""
+"""Moments as people write them: `10m` ago, an ISO time, `now`, an epoch, or an anchor."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -7,7 +7,7 @@ from echostore.kernel.errors import UsageError
 
 _AGO = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d|w)")
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
-_NEXT_STEP = "Write 10m or 2h (ago), 2026-05-01T10:00, now, or an anchor."
+_NEXT_STEP = "Write 10m or 2h (ago), 2026-05-01T10:00, now, epoch:3, or an anchor."
 
 
 def parse_span(text: str) -> float:
@@ -19,12 +19,10 @@ def parse_span(text: str) -> float:
 
 
 def parse_moment(text: str) -> datetime | str:
-    """A time, or the text of an anchor. A time without a zone is the local time of this machine."""
+    """A time, or the text of an anchor or epoch. A time without a zone is the local time of this machine."""
     text = text.strip()
-    if text.startswith("anchor:"):
+    if text.startswith(("anchor:", "epoch:")):
         return text
-    if text.startswith("epoch:"):
-        raise UsageError("epochs can't be named as moments yet", next_step=_NEXT_STEP)
     now = datetime.now(UTC)
     if text == "now":
         return now

@@ -93,7 +93,7 @@ def _opened(
     background: bool = False,
     attach: bool = True,
 ) -> "Iterator[Peer]":
-    from echostore.peer.peer import open_peer
+    from echostore.peer.doorstep import open_peer
 
     path = home_path(options)
     passphrase = os.environ.get(PASSPHRASE_VARIABLE) or None

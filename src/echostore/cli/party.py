@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App
 
-from echostore.cli import party_life, party_network
+from echostore.cli import party_group, party_life, party_network, party_policy
 from echostore.cli.opening import home_path, open_party, reading, writing
 from echostore.cli.options import FLAG, IN_PARTY, LISTING, OPTIONS, InParty, Listing, Options, examples
 from echostore.cli.output import Column, Output, counted, size
@@ -43,6 +43,14 @@ STEPS = (
     Column("place", "AT", short_place),
     Column("valid", "VALID", lambda valid: "yes" if valid else "no"),
     Column("because", "BECAUSE"),
+)
+
+REJECTS = (
+    Column("feed", "FEED", short, style="cyan"),
+    Column("seq", "SEQ", right=True),
+    Column("operation", "OPERATION", lambda number: "all" if number is None else str(number), right=True),
+    Column("reason", "REASON"),
+    Column("detail", "DETAIL"),
 )
 
 
@@ -164,6 +172,34 @@ def members(party: str | None = None, /, *, options: Listing = LISTING) -> None:
     output.table("members", MEMBERS, records)
 
 
+@app.command(help_prologue=examples("echostore party rejected", "echostore party rejected @Trip --reason fork --json"))
+def rejected(party: str | None = None, /, *, reason: str | None = None, options: Listing = LISTING) -> None:
+    """List what is held and does not count, each block or operation with its reason.
+
+    Parameters
+    ----------
+    party
+        Key, unique prefix or @title; not needed when there is only one.
+    reason
+        Only those with this reason.
+    """
+    output = Output.of(options)
+    with reading(options) as peer:
+        opened = open_party(peer, party)
+        records = [
+            {
+                "feed": reject.feed.hex(),
+                "seq": reject.seq,
+                "operation": reject.position if reject.position >= 0 else None,
+                "reason": str(reject.reason),
+                "detail": reject.detail,
+            }
+            for reject in opened.rejected()
+            if reason is None or str(reject.reason) == reason
+        ]
+    output.table("rejected", REJECTS, records, empty="nothing was rejected")
+
+
 @app.command(help_prologue=examples("echostore party why @Laptop", "echostore party why 1f3a --party @Trip --json"))
 def why(key: str, /, *, options: InParty = IN_PARTY) -> None:
     """Show why a member, device or feed counts or does not: the chain of credentials, each with its verdict.
@@ -201,6 +237,9 @@ for _verb in (party_life.pause, party_life.resume, party_life.close):
 app.command(party_life.forget, help_prologue=examples(*party_life.EXAMPLES["forget"]))
 app.command(party_life.export, help_prologue=examples(*party_life.EXAMPLES["export"]))
 app.command(party_life.import_, name="import", help_prologue=examples(*party_life.EXAMPLES["import"]))
+app.command(party_group.group, help_prologue=examples(*party_group.EXAMPLES["group"]))
+app.command(party_group.groups, help_prologue=examples(*party_group.EXAMPLES["groups"]))
+app.command(party_policy.policy, help_prologue=examples(*party_policy.EXAMPLES["policy"]))
 for _name, _function in party_network.VERBS.items():
     app.command(_function, name=_name, help_prologue=examples(*party_network.EXAMPLES[_name]))
 

@@ -7,13 +7,13 @@ used, and `join` connects, fetches what there is, and ends.
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 
 from echostore.cli.moments import parse_duration_s
 from echostore.cli.opening import from_dash, home_path, looking, open_party, writing
-from echostore.cli.options import FLAG, LISTING, OPTIONS, YES, Listing, Options
+from echostore.cli.options import FLAG, LISTING, OPTIONS, YES, Listing, Name, Options
 from echostore.cli.output import Column, Output, counted, flush_results, if_interrupted
 from echostore.cli.values import iso_ms, one_line, short
 from echostore.kernel.errors import NotFound, TimedOut, UsageError
@@ -36,7 +36,7 @@ EXAMPLES = {
 }
 INVITATIONS = (
     Column("invitation", "INVITATION", short, style="cyan"),
-    Column("party", "PARTY", short),
+    Column("party", "FOR", lambda party: short(party) if party else "device"),
     Column("kind", "KIND"),
     Column("role", "ROLE"),
     Column("uses_left", "USES", right=True),
@@ -116,12 +116,12 @@ def invite(
             output.note("give the ticket to the guest, and the passcode by another way")
         if hosting or wait:
             with if_interrupted("The invitation still counts while `echostore serve` runs."):
-                _wait_for_guests(output, peer, made)
+                wait_for_guests(output, peer, made)
                 if hosting:
                     _until_taken(output, peer, opened)
 
 
-def _wait_for_guests(output: Output, peer: "Peer", made: "Invitation") -> None:
+def wait_for_guests(output: Output, peer: "Peer", made: "Invitation") -> None:
     """Until the invitation has ended, telling what happens to it."""
     told = 0
     while True:
@@ -165,7 +165,8 @@ def invitations(*, options: Listing = LISTING) -> None:
     records = [
         {
             "invitation": each.invitation,
-            "party": each.party,
+            "party": each.party or None,
+            "purpose": str(each.purpose),
             "kind": str(each.kind),
             "role": each.role,
             "uses_left": each.uses_left,
@@ -198,7 +199,7 @@ def uninvite(invitation: str, /, *, options: Options = OPTIONS) -> None:
 
 
 def join(
-    ticket: str,
+    ticket: Name,
     /,
     *,
     passcode: str | None = None,
@@ -227,7 +228,7 @@ def join(
     ticket = from_dash(ticket)
     patience_s = parse_duration_s(timeout)
     if read_ticket(ticket).kind is Kind.PASSCODE and not passcode:
-        passcode = _ask_passcode()
+        passcode = ask_passcode()
     fresh = not (home_path(options) / "keys").exists()
     with writing(options, create=True, name=name) as peer:
         with if_interrupted("Nothing was changed."):
@@ -235,7 +236,7 @@ def join(
         output.note(f"joined {short(party.key.hex())} {one_line(party.title)!r}")
         left = "This peer is a member; what came is kept, and `echostore serve` fetches the rest."
         with if_interrupted(left), output.progress(f"fetching {one_line(party.title, 30)}") as bar:
-            _catch_up(output, peer, party, patience_s, bar, left)
+            catch_up(output, peer, party, patience_s, bar, left)
         status = party.status
         fields: dict[str, Any] = {
             "party": party.key.hex(),
@@ -249,7 +250,7 @@ def join(
     output.document(fields, short(fields["party"]))
 
 
-def _catch_up(output: Output, peer: "Peer", party: "Party", patience_s: float, bar: Any, left: str) -> None:
+def catch_up(output: Output, peer: "Peer", party: "Party", patience_s: float, bar: Any, left: str) -> None:
     """Until all that is known is held and processed. Told as a real fraction, at least once a second."""
     best, moved, told, settled = (-1, -1), time.monotonic(), time.monotonic(), 0
     while settled < 2:
@@ -270,7 +271,7 @@ def _catch_up(output: Output, peer: "Peer", party: "Party", patience_s: float, b
         time.sleep(POLL_S)
 
 
-def _ask_passcode() -> str:
+def ask_passcode() -> str:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError("this ticket needs its passcode", next_step="Give it with --passcode.")
     sys.stderr.write("Passcode: ")
@@ -294,7 +295,7 @@ def remove(
     party
         Key, unique prefix or @title.
     member
-        Identity key, unique prefix or @name.
+        Key of an identity or group, unique prefix or @name.
     dry_run
         Only tell who would be removed.
     yes
@@ -308,10 +309,13 @@ def remove(
             "party": opened.key.hex(),
             "member": found.identity.hex(),
             "name": found.name,
-            "devices": len(found.devices),
+            "devices": found.devices,
         }
     label = f"{short(fields['member'])} {one_line(found.name)!r}"
-    output.note(f"this removes {label} with {counted(fields['devices'], 'device')}, for every member")
+    what = (
+        counted(found.devices, "device") if found.devices else f"what gave a role to {counted(found.members, 'member')}"
+    )
+    output.note(f"this removes {label} with {what}, for every member")
     if dry_run:
         output.document({**fields, "removed": False}, f"would remove {label}")
         return
@@ -333,7 +337,7 @@ def role(party: str, member: str, role: str, /, *, options: Options = OPTIONS) -
     party
         Key, unique prefix or @title.
     member
-        Identity key, unique prefix or @name.
+        Key of an identity or group, unique prefix or @name.
     role
         owner, admin, editor or reader.
     """
@@ -353,9 +357,20 @@ def role(party: str, member: str, role: str, /, *, options: Options = OPTIONS) -
     output.document(fields, f"{short(fields['member'] or '')} {role}")
 
 
-def _member(party: "Party", text: str) -> Any:
-    """A member by key, prefix or @name."""
-    known = party.members.all()
+class _Subject(NamedTuple):
+    """A member or a group: what can be removed and given another role."""
+
+    identity: bytes
+    name: str
+    role: Any
+    devices: int
+    members: int
+
+
+def _member(party: "Party", text: str) -> _Subject:
+    """A member or group by key, prefix or @name."""
+    known = [_Subject(each.identity, each.name, each.role, len(each.devices), 1) for each in party.members.all()]
+    known += [_Subject(each.group, each.name, each.role, 0, len(each.members)) for each in party.members.groups()]
     if text.startswith("@"):
         found = [member for member in known if member.name == text[1:]]
     else:

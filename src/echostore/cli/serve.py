@@ -27,6 +27,7 @@ def serve(
     connect: Annotated[tuple[str, ...], Parameter(consume_multiple=False)] = (),
     bot: Annotated[bool, FLAG] = False,
     metrics: str | None = None,
+    lan: Annotated[bool, FLAG] = False,
     log: Literal["text", "json"] = "text",
     name: str | None = None,
     options: Options = OPTIONS,
@@ -45,6 +46,8 @@ def serve(
         Fetch and keep the content of every file that items point to, for members that hold little.
     metrics
         host:port on the loopback for /metrics (Prometheus) and /healthz.
+    lan
+        Find members on the local network, and be found, by mDNS; strangers see no party, name or identity.
     log
         How the log is written: text or json, one line per event.
     name
@@ -58,7 +61,7 @@ def serve(
     stop = threading.Event()
     _stop_on_signals(stop)
     with serving(options, name=name) as peer:
-        service = Service(peer, listen=listen, connect=connect, bot=bot, metrics=metrics)
+        service = Service(peer, listen=listen, connect=connect, bot=bot, metrics=metrics, lan=lan)
         try:
             fields: dict[str, Any] = {
                 "home": str(Path(peer.home.path)),

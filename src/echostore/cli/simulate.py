@@ -12,14 +12,18 @@ from echostore.cli.values import compact, short
 from echostore.kernel.errors import StorageFailed, UsageError
 
 if TYPE_CHECKING:
+    from echostore.testing.epoch_world import EpochWorld
     from echostore.testing.network import Faults
     from echostore.testing.world import World
+
+    Replayed = World | EpochWorld
 
 app = App(
     name="simulate",
     help_prologue=examples(
         "echostore simulate --seed 7 --peers 3 --seconds 60",
         "echostore simulate --runs 100 --history worst.jsonl --json",
+        "echostore simulate --peers 7 --epochs 20 --seed 7",
     ),
 )
 
@@ -37,6 +41,10 @@ RUNS = (
 VIOLATIONS_MAX, TOLD_MAX = 20, 3
 """Violations of one run that are kept for programs, and told to people."""
 
+SECONDS = 30.0
+EPOCH_PEERS_MAX = 20
+"""Late joiners come on top, and names are letters."""
+
 _Probability = Annotated[float | None, Parameter(validator=validators.Number(gte=0, lte=1))]
 
 
@@ -46,7 +54,8 @@ def simulate(
     seed: int = 1,
     runs: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1,
     peers: Annotated[int, Parameter(validator=validators.Number(gte=1, lte=26))] = 3,
-    seconds: Annotated[float, Parameter(validator=validators.Number(gte=0))] = 30.0,
+    seconds: Annotated[float, Parameter(validator=validators.Number(gte=0))] = SECONDS,
+    epochs: Annotated[int, Parameter(validator=validators.Number(gte=0, lte=1000))] = 0,
     loss: _Probability = None,
     duplication: _Probability = None,
     no_partitions: Annotated[bool, FLAG] = False,
@@ -70,6 +79,9 @@ def simulate(
         How many peers.
     seconds
         Virtual seconds of faults.
+    epochs
+        Let the party make epochs until so many are final, with a liar and a disputer among the peers, members who join
+        late and one who is removed; 0 makes none. `--seconds`, `--loss` and `--duplication` are of no use then.
     loss
         Part of the messages that are lost.
     duplication
@@ -84,15 +96,33 @@ def simulate(
         Print every event of the run to stderr.
     """
     output = Output.of(options)
+    if epochs and (loss is not None or duplication is not None or seconds != SECONDS):
+        raise UsageError(
+            "a simulation of epochs has no --seconds, --loss or --duplication", next_step="Leave these options out."
+        )
+    if epochs and peers > EPOCH_PEERS_MAX:
+        raise UsageError(f"a simulation of epochs has at most {EPOCH_PEERS_MAX} peers")
     records: list[dict[str, Any]] = []
+    world: Replayed
     with (
         if_interrupted("Nothing is kept of a simulation."),
         output.progress("simulate") as tell,
     ):
         for number in range(runs):
-            world, record = _run(
-                seed + number, peers, seconds, loss, duplication, partitions=not no_partitions, crashes=not no_crashes
-            )
+            if epochs:
+                world, record = _run_epochs(
+                    seed + number, peers, epochs, partitions=not no_partitions, crashes=not no_crashes
+                )
+            else:
+                world, record = _run(
+                    seed + number,
+                    peers,
+                    seconds,
+                    loss,
+                    duplication,
+                    partitions=not no_partitions,
+                    crashes=not no_crashes,
+                )
             records.append(record)
             tell(number + 1, runs)
             if show_trace:
@@ -143,6 +173,34 @@ def _run(
     }
 
 
+def _run_epochs(
+    seed: int, peers: int, epochs: int, *, partitions: bool, crashes: bool
+) -> "tuple[EpochWorld, dict[str, Any]]":
+    from echostore.testing.checker import check_events
+    from echostore.testing.epoch_world import EpochWorld
+    from echostore.testing.world import NotSettled
+
+    world = EpochWorld(seed, peers=peers, epochs=epochs, partitions=partitions, crashes=crashes)
+    agreed = True
+    try:
+        world.run()
+    except NotSettled:
+        agreed = False
+    report = check_events(world.history)
+    return world, {
+        "seed": seed,
+        "peers": len(world.nodes),
+        "events": report.events,
+        "virtual_s": round(world.now, 3),
+        "agreed": agreed,
+        "good": report.good,
+        "violations": [str(violation) for violation in report.violations[:VIOLATIONS_MAX]],
+        "fates": dict(report.fates),
+        "final_epochs": world.finals(),
+        "digest": world.digest(),
+    }
+
+
 def _faults(seed: int, loss: float | None, duplication: float | None) -> "Faults":
     import random
     from dataclasses import replace
@@ -158,7 +216,7 @@ def _faults(seed: int, loss: float | None, duplication: float | None) -> "Faults
     return faults if duplication is None else replace(faults, duplication=duplication)
 
 
-def _save(path: Path, world: "World") -> None:
+def _save(path: Path, world: "Replayed") -> None:
     try:
         path.write_text("".join(compact(event) + "\n" for event in world.history), encoding="utf-8")
     except OSError as error:

@@ -78,10 +78,16 @@ class Corrupt(EchoError):
 
 
 class Locked(EchoError):
-    """Another process has the store open."""
+    """Another process has the store open; `pid` is that process, where it is known."""
 
     code = "E-LOCKED"
     exit_status = 7
+
+    def __init__(
+        self, what: str, *, unchanged: str = "Nothing was changed.", next_step: str = "", pid: int | None = None
+    ) -> None:
+        super().__init__(what, unchanged=unchanged, next_step=next_step)
+        self.pid = pid
 
 
 class StorageFailed(EchoError):

@@ -25,7 +25,7 @@ The state is derived: `FeedCursor` values can be rebuilt from the stores at any 
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -38,6 +38,9 @@ MARKS_MAX = 4096
 """Recent (link, depth) pairs kept per feed: dependencies nearly always name recent blocks; older ones are looked up."""
 
 CONTROL, DATA = "control", "data"
+
+BASE_REASONS = frozenset({Reason.LYING_DEPTH, Reason.TIMEFRAME_BRANCH})
+"""Reasons that may go once a dependency lies below the base."""
 
 
 class Envelope(NamedTuple):
@@ -138,7 +141,8 @@ class Orderer:
     def __init__(self, *, fetch: Fetch, lookup: Lookup, base: dict[FeedId, Cut] | None = None) -> None:
         self._fetch = fetch
         self._lookup = lookup
-        self._base = base or {}
+        self.base: dict[FeedId, Cut] = dict(base or {})
+        """Where the base epoch ends in each feed; see `set_base`."""
         self.cursors: dict[FeedId, FeedCursor] = {}
         self.branches: dict[FeedId, list[FeedCursor]] = {}
         """Further branches of forked feeds."""
@@ -158,6 +162,24 @@ class Orderer:
             self.branches.setdefault(cursor.id, []).append(cursor)
         for woken in self._waiters.pop(cursor.id, {}).values():
             self._ready.extend(woken.values())
+
+    def set_base(self, base: Mapping[FeedId, Cut]) -> None:
+        """Stand on another base epoch. A block that was found to lie, or waits, is judged again at the next run.
+
+        What was delivered stays so: a dependency that was checked exactly keeps the bound as well (O8).
+        """
+        self.base = dict(base)
+        for cursor in self._all():
+            if cursor.ended in BASE_REASONS:
+                cursor.ended = None
+            cursor.checked = 0
+            self._ready.append(cursor)
+
+    def restart(self) -> None:
+        """Cursors were put elsewhere: look at all of them again at the next run."""
+        self._waiters.clear()
+        self._reached.clear()
+        self._ready = deque(self._all())
 
     def waiting(self) -> Iterator[FeedCursor]:
         """Cursors whose next held block lacks a dependency."""
@@ -250,7 +272,7 @@ class Orderer:
     def _check_dependency(
         self, dependency: Dependency, target: FeedCursor, known: Dependency | None
     ) -> Reason | Waits | None:
-        cut = self._base.get(dependency.feed)
+        cut = self.base.get(dependency.feed)
         if cut is not None and dependency.seq < cut.length:
             bound = cut.depth - (cut.length - 1 - dependency.seq)
             return None if 0 < dependency.depth <= bound else Reason.LYING_DEPTH
@@ -271,7 +293,7 @@ class Orderer:
 
     def _same_branch(self, earlier: Dependency, later: Dependency) -> bool:
         """Whether one branch of a forked feed contains both. What lies below the cut is not looked at (O8)."""
-        cut = self._base.get(earlier.feed)
+        cut = self.base.get(earlier.feed)
         if cut is not None and earlier.seq < cut.length:
             return True
         for cursor in self._of(later.feed):
@@ -320,6 +342,9 @@ class Orderer:
         index = seq - cursor.marks_start
         if 0 <= index < len(cursor.marks):
             return cursor.marks[index]
+        cut = self.base.get(cursor.id)
+        if cut is not None and seq == cut.length - 1 and not cursor.branch:
+            return Mark(cut.link, cut.depth)
         return self._lookup(cursor, seq)
 
     def _of(self, feed: FeedId) -> Iterator[FeedCursor]:

@@ -47,6 +47,10 @@ class BlobRef:
     name: str = ""
 
 
+WHERE_CHARACTERS_MAX = 60
+"""How much of a property's name an error shows."""
+
+
 def locator(item: ItemId, party: PartyKey) -> str:
     """`echo://<party>/<item>`: names an item anywhere."""
     return f"echo://{party.hex()}/{item_text(item)}"
@@ -78,7 +82,17 @@ def kind_of(value: object) -> str:
     for kinds, words in _KINDS:
         if isinstance(value, kinds):
             return words
-    return f"a {type(value).__name__}"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
+def named(path: object) -> str:
+    """A property's path in an error: short, and always fit to print."""
+    text = ".".join(map(str, path)) if isinstance(path, (tuple, list)) else str(path)
+    shown = text.encode("utf-8", "backslashreplace").decode()
+    return (
+        repr("") if not shown else shown if len(shown) <= WHERE_CHARACTERS_MAX else shown[:WHERE_CHARACTERS_MAX] + "..."
+    )
 
 
 _KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
@@ -104,7 +118,7 @@ def from_timestamp_us(microseconds: int) -> datetime:
     return EPOCH + timedelta(microseconds=microseconds)
 
 
-def check_value(value: Value, *, where: str = "value") -> Value:
+def check_value(value: Value, *, where: object = "value") -> Value:
     """The value in its plain form (tuples become lists, moments UTC); raises with the place of what can't be stored."""
     return _plain(value, where, 0)
 
@@ -121,11 +135,11 @@ def check_path(path: str | tuple[str, ...] | list[str]) -> Path:
     if len(steps) > PATH_STEPS_MAX:
         raise TooLarge(f"a property path has at most {PATH_STEPS_MAX} steps, got {len(steps)}")
     for step in steps:
-        _check_key(step, ".".join(map(str, steps[:3])))
+        _check_key(step, steps)
     return steps
 
 
-def _plain(value: Value, where: str, depth: int) -> Value:
+def _plain(value: Value, where: object, depth: int) -> Value:
     kind = type(value)
     if value is None or kind is bool or kind is float:
         return value
@@ -134,22 +148,22 @@ def _plain(value: Value, where: str, depth: int) -> Value:
         return value
     if kind is int:
         if not INT_MIN <= value <= INT_MAX:
-            raise TooLarge(f"{where}: {value} does not fit 64 bits")
+            raise TooLarge(f"{named(where)}: {value} does not fit 64 bits")
         return value
     if kind is bytes or kind is bytearray or kind is memoryview:
         return bytes(value)
     if isinstance(value, datetime):
         if value.tzinfo is None:
-            raise UsageError(f"{where}: a moment needs a time zone", next_step="Use datetime.now(timezone.utc).")
+            raise UsageError(f"{named(where)}: a moment needs a time zone", next_step="Use datetime.now(timezone.utc).")
         try:  # a plain datetime, whatever subclass it came as
             return from_timestamp_us(timestamp_us(value))
         except OverflowError:
-            raise TooLarge(f"{where}: {value} lies outside the calendar") from None
+            raise TooLarge(f"{named(where)}: {value} lies outside the calendar") from None
     if kind is Reference or kind is BlobRef:
         _check_pointer(value, where)
         return value
     if depth >= VALUE_DEPTH_MAX:
-        raise TooLarge(f"{where}: nested deeper than {VALUE_DEPTH_MAX} levels")
+        raise TooLarge(f"{named(where)}: nested deeper than {VALUE_DEPTH_MAX} levels")
     if isinstance(value, (list, tuple)):
         return [_plain(element, where, depth + 1) for element in value]
     if isinstance(value, dict):
@@ -162,31 +176,31 @@ def _plain(value: Value, where: str, depth: int) -> Value:
         return _plain(int.__int__(value), where, depth)
     if isinstance(value, float):
         return float.__float__(value)
-    raise UsageError(f"{where}: {kind_of(value)} can't be stored")
+    raise UsageError(f"{named(where)}: {kind_of(value)} can't be stored")
 
 
-def _check_pointer(value: Reference | BlobRef, where: str) -> None:
+def _check_pointer(value: Reference | BlobRef, where: object) -> None:
     """Other peers refuse a message over one malformed reference, so it must not leave this one."""
     if isinstance(value, Reference):
         if len(value.item) != ITEM_ID_BYTES or (value.party is not None and len(value.party) != KEY_BYTES):
-            raise UsageError(f"{where}: a reference holds an item id of 16 bytes and a party key of 32, or none")
+            raise UsageError(f"{named(where)}: a reference holds an item id of 16 bytes and a party key of 32, or none")
         return
     if not 0 <= value.size < 1 << 64 or not all(0 < len(cid) <= CID_BYTES_MAX for cid in value.cids):
-        raise UsageError(f"{where}: a blob reference holds a size and CIDs of 1 to {CID_BYTES_MAX} bytes")
+        raise UsageError(f"{named(where)}: a blob reference holds a size and CIDs of 1 to {CID_BYTES_MAX} bytes")
     _check_text(value.media_type, where)
     _check_text(value.name, where)
 
 
-def _check_key(key: object, where: str) -> None:
+def _check_key(key: object, where: object) -> None:
     if not isinstance(key, str):
-        raise UsageError(f"{where}: a key must be text, not {kind_of(key)}")
+        raise UsageError(f"{named(where)}: a key must be text, not {kind_of(key)}")
     if not key or len(key) > KEY_CHARACTERS_MAX:
-        raise TooLarge(f"{where}: a key has 1 to {KEY_CHARACTERS_MAX} characters, got {len(key)}")
+        raise TooLarge(f"{named(where)}: a key has 1 to {KEY_CHARACTERS_MAX} characters, got {len(key)}")
     _check_text(key, where)
 
 
-def _check_text(text: str, where: str) -> None:
+def _check_text(text: str, where: object) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise UsageError(f"{where}: the text holds a lone surrogate, which is not Unicode text") from None
+        raise UsageError(f"{named(where)}: the text holds a lone surrogate, which is not Unicode text") from None

@@ -28,8 +28,11 @@ QUEUE_MAX: Final = 4 * WANTS_MAX
 """Blobs that one link may have asked for and not got yet."""
 WINDOW: Final = 1024
 """Blobs that are looked for at a time: planning costs what is in the window, not what is wanted in all."""
-STORE_BLOBS: Final = 64
-"""Blobs that are kept in one transaction while more are coming."""
+TURN_BYTES: Final = 64 * 1024
+"""What one link is given before others have their turn: pages of snapshots are small, and a turn costs more than one."""
+STORE_BLOBS: Final = 1024
+STORE_BYTES: Final = 8 * 1024 * 1024
+"""Blobs that are kept in one transaction while more are coming: each costs a sync of the disk."""
 
 
 class BlobPeer(Protocol):
@@ -55,8 +58,13 @@ class _Fetching:
 
     wants: WantList[Link] = field(default_factory=WantList)
     arrived: dict[Cid, bytes] = field(default_factory=dict)
+    arrived_bytes: int = 0
     moved: asyncio.Event = field(default_factory=asyncio.Event)
     users: int = 0
+
+    @property
+    def full(self) -> bool:
+        return len(self.arrived) >= STORE_BLOBS or self.arrived_bytes >= STORE_BYTES
 
 
 class BlobExchange:
@@ -101,7 +109,7 @@ class BlobExchange:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(state.moved.wait(), 0.5)
                 state.moved.clear()
-                if len(state.arrived) >= STORE_BLOBS or not looked_for & state.wants.wanted:
+                if state.full or not looked_for & state.wants.wanted:
                     self._store(party, state)
                 looked_for &= state.wants.wanted | state.arrived.keys()
                 if len(waiting) + len(looked_for) < left:
@@ -116,7 +124,7 @@ class BlobExchange:
                 self._fetching.pop(party, None)
 
     def _store(self, party: PartyKey, state: _Fetching) -> None:
-        arrived, state.arrived = state.arrived, {}
+        arrived, state.arrived, state.arrived_bytes = state.arrived, {}, 0
         if arrived:
             self._peer.keep_blobs(party, arrived)
 
@@ -173,6 +181,7 @@ class BlobExchange:
             return  # late, from a second source
         self.given[link.device] = self.given.get(link.device, 0) + 1
         state.arrived[blob.cid] = blob.data
+        state.arrived_bytes += len(blob.data)
         state.moved.set()
 
     # serving
@@ -203,13 +212,19 @@ class BlobExchange:
                 if not link.connection.writable:
                     await asyncio.sleep(0.01)
                     continue
-                channel, cid = queue.popleft()
-                party = link.party_of(channel)
-                data = self._peer.blob(party, cid) if party is not None else None
-                if data is None:
-                    link.connection.send(Have(channel, (), (cid,)))
-                else:
-                    link.connection.send(Blob(channel, cid, data))
+                sent = 0
+                while queue and sent < TURN_BYTES and link.connection.writable:
+                    sent += self._give(link, *queue.popleft())
                 await asyncio.sleep(0)
         finally:
             self._serving.pop(link, None)
+
+    def _give(self, link: Link, channel: Channel, cid: Cid) -> int:
+        """Send one blob; returns its size."""
+        party = link.party_of(channel)
+        data = self._peer.blob(party, cid) if party is not None else None
+        if data is None:
+            link.connection.send(Have(channel, (), (cid,)))
+            return 0
+        link.connection.send(Blob(channel, cid, data))
+        return len(data)

@@ -29,6 +29,8 @@ SILENCE_S: Final = 45.0
 FRAME_PATIENCE_S: Final = 60.0
 STALL_S: Final = 60.0
 """So long may a peer not take anything of what it is sent."""
+FAREWELL_S: Final = 1.0
+"""So long may the last words take."""
 WRITE_BYTES_HIGH: Final = 4 * 1024 * 1024
 WRITE_BYTES_LOW: Final = 1024 * 1024
 READ_BYTES: Final = 256 * 1024
@@ -134,6 +136,8 @@ class Connection:
         self.ended = ended
         self._over.set()
         self._writer.close()
+        # What is still to be sent goes first; a peer that does not take it does not keep the connection for ever.
+        self._loop.call_later(FAREWELL_S, self._writer.transport.abort)
 
     def _take(self, frames: list[bytes], on_frame: Callable[[MeshFrame], None]) -> None:
         now = self._loop.time()
@@ -256,7 +260,7 @@ async def _finish(writer: asyncio.StreamWriter) -> None:
     """Close a stream without waiting for a peer that does not read."""
     writer.close()
     try:
-        async with asyncio.timeout(1.0):
+        async with asyncio.timeout(FAREWELL_S):
             await writer.wait_closed()
     except (TimeoutError, OSError):
         writer.transport.abort()

@@ -36,10 +36,12 @@ from echostore.wire.mesh import (
     Blob,
     Channel,
     Have,
+    Introduction,
     Invitation,
     Leave,
     MeshFrame,
     Offer,
+    Parties,
     Sync,
     Want,
     channel_of,
@@ -79,12 +81,16 @@ class MeshPeer(Protocol):
     def flow(self, device: DeviceKey) -> Flow: ...
     def sync_port(self, party: PartyKey) -> SyncPort: ...
     def progressed(self, party: PartyKey, device: DeviceKey, progress: Progress) -> None: ...
+    def compacted(self, party: PartyKey) -> None:
+        """Another peer has blocks no more that are lacking here: an epoch stands for them."""
+        ...
+
     def connected(self, device: DeviceKey, address: str) -> None: ...
     def disconnected(self, device: DeviceKey, ended: Ended) -> None: ...
 
 
 class FrameHandler(Protocol):
-    """Takes the frames of one concern (invitations, blobs) on all connections."""
+    """Takes the frames of one concern (invitations, identities, blobs) on all connections."""
 
     def receive(self, link: "Link", frame: MeshFrame) -> None: ...
     def closed(self, link: "Link") -> None: ...
@@ -99,6 +105,8 @@ class NodeCounters:
     refused: Counter[str] = field(default_factory=Counter)
     """Connections that never stood, by reason."""
     ended: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+    """Frames that made this peer fail, by the kind of failure: each is a defect here, whatever the other side sent."""
     scores: Counter[str] = field(default_factory=Counter)
     bytes_received: int = 0
     bytes_sent: int = 0
@@ -169,6 +177,8 @@ class Link:
             self._hand_over(self.node.blobs, frame)
         elif isinstance(frame, Invitation):
             self._hand_over(self.node.invitations, frame)
+        elif isinstance(frame, Introduction | Parties):
+            self._hand_over(self.node.identities, frame)
         else:
             raise MalformedFrame(f"an unexpected {type(frame).__name__}")
 
@@ -186,7 +196,7 @@ class Link:
     def stop(self) -> None:
         for channel in list(self.channels):
             self._drop(channel)
-        for handler in (self.node.blobs, self.node.invitations):
+        for handler in (self.node.blobs, self.node.invitations, self.node.identities):
             if handler is not None:
                 handler.closed(self)
 
@@ -212,6 +222,7 @@ class Node:
         self.counters = NodeCounters()
         self.links: dict[DeviceKey, Link] = {}
         self.invitations: FrameHandler | None = None
+        self.identities: FrameHandler | None = None
         self.blobs: FrameHandler | None = None
         self.addresses: list[str] = []
         self.on_link: list[Callable[[Link], None]] = []
@@ -343,10 +354,10 @@ class Node:
         self.peer.connected(link.device, link.connection.address)
         log.info("connected", extra={"device": link.device.hex(), "address": link.connection.address})
         try:
-            link.review()
+            self._guarded(link, link.review)
             for told in list(self.on_link):
-                told(link)
-            ended = await shaken.run(link.receive)
+                self._guarded(link, lambda told=told: told(link))  # type: ignore[misc]  # bound now, not at the end
+            ended = await shaken.run(lambda frame: self._guarded(link, lambda: link.receive(frame)))
         finally:
             self._forget(link)
         self.counters.ended[ended.reason] += 1
@@ -354,6 +365,17 @@ class Node:
         self.counters.bytes_sent += link.connection.bytes_sent
         self.peer.disconnected(link.device, ended)
         log.info("disconnected", extra={"device": link.device.hex(), "why": ended.reason, "detail": ended.detail})
+
+    def _guarded(self, link: Link, act: Callable[[], None]) -> None:
+        """Do something for one link. What nobody foresaw ends that connection, with a counted reason, and nothing else."""
+        try:
+            act()
+        except MalformedFrame:
+            raise  # foreseen: the connection ends itself
+        except Exception as error:  # one peer's frame must not take the others down
+            self.counters.failures[type(error).__name__] += 1
+            log.exception("a connection failed", extra={"device": link.device.hex()})
+            link.connection.end(Ended("internal", type(error).__name__))
 
     async def _discard(self, shaken: Handshaken) -> None:
         await shaken.run(lambda frame: None)

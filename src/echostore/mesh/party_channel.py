@@ -6,14 +6,15 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from echostore.kernel.errors import Closed
 from echostore.kernel.feed import Head
 from echostore.kernel.ids import FeedKey, PartyKey
 from echostore.kernel.ids import Link as BlockLink
 from echostore.kernel.order import CONTROL
 from echostore.kernel.reasons import Reason
 from echostore.kernel.sync.endpoint import Endpoint
-from echostore.kernel.sync.events import Close, Effect, Progress, Score, Writable
-from echostore.kernel.sync.frames import FeedTip, Frame
+from echostore.kernel.sync.events import Close, Effect, Progress, Score, Unobtainable, Writable
+from echostore.kernel.sync.frames import FeedTip, Frame, RefusalReason
 from echostore.kernel.sync.port import Rejection, SyncPort
 from echostore.mesh.connection import Ended
 from echostore.mesh.policy import Flow, incoming, outgoing, refused
@@ -37,6 +38,9 @@ class NewcomerPort:
 
     def tips(self, key: FeedKey) -> list[FeedTip]:
         return [tip for tip in self._port.tips(key) if tip.kind == CONTROL]
+
+    def own(self, key: FeedKey) -> bool:
+        return False
 
     def holds(self, key: FeedKey, length: int, link: BlockLink) -> bool:
         return self._port.holds(key, length, link)
@@ -89,13 +93,19 @@ class PartyChannel:
 
     def receive(self, data: bytes) -> None:
         frame = decode_frame(data)
+        if self._endpoint.closed:
+            return
         answer = refused(self._flow, frame)
         if answer is not None:
             self._send(answer)
             return
         heard = incoming(self._flow, frame)
         if heard is not None:
-            self._endpoint.receive(heard)
+            try:
+                self._endpoint.receive(heard)
+            except Closed:
+                self.stop()  # the party was closed here meanwhile; the link is about to leave it
+                return
             self._schedule()
 
     def writable(self, writable: bool) -> None:
@@ -114,7 +124,11 @@ class PartyChannel:
     def _defer(self, action: Callable[[], None]) -> None:
         def run() -> None:
             if not self._endpoint.closed:
-                action()
+                try:
+                    action()
+                except Closed:
+                    self.stop()  # the party was closed here meanwhile; the link is about to leave it
+                    return
                 self._schedule()
 
         with contextlib.suppress(RuntimeError):  # the loop is closed: the node is gone, and so is who would hear this
@@ -129,6 +143,9 @@ class PartyChannel:
         link = self._link
         if isinstance(effect, Progress):
             link.node.peer.progressed(self.party, link.device, effect)
+        elif isinstance(effect, Unobtainable):
+            if effect.reason is RefusalReason.COMPACTED:
+                link.node.peer.compacted(self.party)
         elif isinstance(effect, Score):
             link.node.counters.scores[effect.misbehaviour] += 1
             log.warning("misbehaviour", extra={"device": link.device.hex(), "what": effect.misbehaviour})
@@ -145,5 +162,9 @@ class PartyChannel:
 
     def _tick(self) -> None:
         self._timer = None
-        self._endpoint.tick()
+        try:
+            self._endpoint.tick()
+        except Closed:
+            self.stop()
+            return
         self._schedule()

@@ -3,14 +3,14 @@
 A replication session always speaks both ways. A policy narrows what it sees and says, frame by frame, so that the
 session itself need not know:
 
-    up      the other side's tips are not heard, so nothing is asked for
-    down    our tips are not said, and what is asked for is refused
+    up      the other side's tips and news are not heard, so nothing is asked for
+    down    our tips and news are not said, and what is asked for is refused
 """
 
 from dataclasses import replace
 from enum import StrEnum
 
-from echostore.kernel.sync.frames import Announce, Frame, Hello, Refusal, RefusalReason, Request
+from echostore.kernel.sync.frames import Announce, Blocks, Frame, Hello, Refusal, RefusalReason, Request
 
 
 class Flow(StrEnum):
@@ -25,7 +25,7 @@ def outgoing(flow: Flow, frame: Frame) -> Frame | None:
         return frame
     if isinstance(frame, Hello):
         return replace(frame, tips=())
-    return None if isinstance(frame, Announce) else frame
+    return None if isinstance(frame, Announce | Blocks) else frame
 
 
 def incoming(flow: Flow, frame: Frame) -> Frame | None:
@@ -34,7 +34,7 @@ def incoming(flow: Flow, frame: Frame) -> Frame | None:
         return frame
     if isinstance(frame, Hello):
         return replace(frame, tips=())
-    return None if isinstance(frame, Announce) else frame
+    return None if isinstance(frame, Announce | Blocks) else frame
 
 
 def refused(flow: Flow, frame: Frame) -> Frame | None:

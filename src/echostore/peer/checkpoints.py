@@ -30,6 +30,8 @@ class LoadedCursors(NamedTuple):
 
     cursors: list[FeedCursor]
     admission: bytes
+    base: bytes
+    """The genesis of the base epoch that the items were folded from; empty for none."""
 
 
 def load_cursors(store: ItemStore) -> LoadedCursors:
@@ -45,7 +47,7 @@ def load_cursors(store: ItemStore) -> LoadedCursors:
         )
         for row in store.cursors()
     ]
-    return LoadedCursors(cursors, store.about("admission") or b"")
+    return LoadedCursors(cursors, store.about("admission") or b"", store.about("base") or b"")
 
 
 def load_moves(store: ItemStore) -> list[TreeMove]:
@@ -101,16 +103,24 @@ def state_rows(state: PartyState, declared: frozenset[str], checkpoint: Checkpoi
         if record is None:
             checkpoint.gone.append(item)
             continue
-        checkpoint.items.append(item_row(state, record))
-        checkpoint.states.append(_state_row(record))
-        references = references_of(record)
-        if references:
-            checkpoint.references[item] = references
-        if declared and isinstance(record.model, PropertySet):
-            values = record.model.value()
-            if values:
-                indexed = [(name, index_key(values[name])) for name in declared if name in values]
-                checkpoint.properties[item] = [(name, key) for name, key in indexed if key is not None]
+        add_record(checkpoint, record, item_row(state.home(item), record), _state_row(record), declared)
+
+
+def add_record(
+    checkpoint: Checkpoint, record: ItemRecord, row: ItemRow, state: StateRow, declared: frozenset[str]
+) -> None:
+    """Add one item with its indexes."""
+    item = record.item
+    checkpoint.items.append(row)
+    checkpoint.states.append(state)
+    references = references_of(record)
+    if references:
+        checkpoint.references[item] = references
+    if declared and isinstance(record.model, PropertySet):
+        values = record.model.value()
+        if values:
+            indexed = [(name, index_key(values[name])) for name in declared if name in values]
+            checkpoint.properties[item] = [(name, key) for name, key in indexed if key is not None]
 
 
 def move_rows(moves: Iterable[TreeMove]) -> list[MoveRow]:
@@ -122,7 +132,8 @@ def move_rows(moves: Iterable[TreeMove]) -> list[MoveRow]:
     ]
 
 
-def item_row(state: PartyState, record: ItemRecord) -> ItemRow:
+def item_row(home: ItemId | None, record: ItemRecord) -> ItemRow:
+    """What queries filter on; `home` is where the item hangs."""
     genesis = record.genesis
     model = record.model
     return ItemRow(
@@ -130,7 +141,7 @@ def item_row(state: PartyState, record: ItemRecord) -> ItemRow:
         genesis.type,
         genesis.model,
         genesis.version,
-        state.home(genesis.item),
+        home,
         record.deleted,
         genesis.source,
         genesis.target,
@@ -236,6 +247,7 @@ _decoder = msgspec.msgpack.Decoder(ext_hook=_decode_extension)
 
 __all__ = [
     "LoadedCursors",
+    "add_record",
     "cursor_rows",
     "decode_values",
     "encode_values",

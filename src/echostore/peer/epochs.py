@@ -4,20 +4,24 @@ An epoch is a claim: "at this timeframe, under this admission, the state is this
 things: the blobs of the snapshot, the blobs of record and cut (`wire.epochs`), and a credential that names them.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from echostore.kernel.errors import Corrupt, NotFound, Refused
-from echostore.kernel.ids import Cid, FeedId, feed_id
-from echostore.kernel.order import CONTROL
-from echostore.kernel.party.credentials import EpochGenesis, TimeframeEntry
-from echostore.kernel.party.epoch_chain import Epoch, chain
+from echostore.kernel.errors import Corrupt, NotFound, Refused, UsageError
+from echostore.kernel.ids import Cid, IdentityKey
+from echostore.kernel.party.credentials import EpochDispute, EpochGenesis, TimeframeEntry
+from echostore.kernel.party.epoch_chain import Epoch, Tally, follows
+from echostore.kernel.party.epoch_policy import EpochPolicy
 from echostore.kernel.snapshot import StateRoot
-from echostore.kernel.timeframe import Dependency
+from echostore.peer.epoch_agreement import JUDGED_SETTING, AcceptedEpoch, Agreement, Judged, kept_epoch, record_of
+from echostore.peer.epoch_fold import Folded, cuts_at, fold_to
+from echostore.peer.retiring import retire_silent
 from echostore.wire.cids import PROTOBUF, cid_from_text, cid_of, cid_text, matches
-from echostore.wire.epochs import EpochRecord, FeedCut, encode_cut, encode_epoch_record, read_epoch_record
+from echostore.wire.epochs import EpochRecord, encode_cut, encode_epoch_record, read_epoch_record
 from echostore.wire.snapshot import read_state_root
+from echostore.wire.tree_nodes import IndexNode, large_item_cids
+from echostore.wire.tree_reader import TreeReader
 
 if TYPE_CHECKING:
     from echostore.peer.party import Party
@@ -42,6 +46,11 @@ class EpochView:
     blocks: int
     """Blocks of data feeds that it holds."""
     rivals: int
+    electorate: int
+    """Identities that might stand for it; a majority makes it final."""
+    disputed_by: int
+    here: str
+    """What this peer says of it."""
 
 
 class Epochs:
@@ -53,14 +62,130 @@ class Epochs:
     def all(self) -> list[EpochView]:
         """The chain, by number from 1 on."""
         names = {member.identity: member.name for member in self._party.members.all()}
-        return [self._view(epoch, names.get(epoch.declarer, "")) for epoch in self.chain()]
+        with self._party.reading() as runtime:
+            tally = self.tally
+            identity = self._identity
+            judged = self._party.peer.meta.setting(JUDGED_SETTING, {}, party=runtime.party)
+            return [
+                self._view(epoch, names.get(epoch.declarer, ""), _standing(tally, epoch, identity, judged))
+                for epoch in tally.chain
+            ]
+
+    @property
+    def tally(self) -> Tally:
+        return self.agreement.tally
+
+    @property
+    def agreement(self) -> Agreement:
+        return Agreement(self._party)
+
+    @property
+    def policy(self) -> EpochPolicy:
+        """How the party makes its epochs; `members.set_policy` changes it."""
+        with self._party.reading() as runtime:
+            return runtime.processor.membership.machine.epoch_policy
 
     def chain(self) -> list[Epoch]:
+        with self._party.reading():
+            return self.tally.chain
+
+    def own_chain(self) -> list[Epoch]:
+        """The chain without what this identity disputes: what it goes on from."""
+        with self._party.reading():
+            return self.tally.view(self._identity)
+
+    def judged(self, epoch: Epoch) -> bool:
+        """Whether this identity has cast its vote at an epoch's number, or a quorum stands for the epoch."""
+        with self._party.reading():
+            return epoch.final or self.tally.voted(epoch.number, self._identity) is not None
+
+    @property
+    def _identity(self) -> IdentityKey:
+        return self._party.peer.opener.identity_in(self._owner())
+
+    def zero(self) -> dict[str, Any]:
+        """Epoch 0: the party's genesis, which every chain begins with and which holds no blocks."""
         with self._party.reading() as runtime:
-            machine = runtime.processor.membership.machine
-            members = {member.identity for member in machine.members if member.role}
-            child = runtime.party if runtime.processor.parent is not None else None
-            return chain([*machine.epochs, *machine.attests], members, child=child)
+            genesis = runtime.processor.membership.machine.genesis
+            if genesis is None:
+                raise NotFound("the party's genesis is not here yet", next_step="Connect to another member.")
+            return {
+                "number": 0,
+                "party": runtime.party.hex(),
+                "declarer": self.names([genesis.identity])[0],
+                "created_ms": genesis.created_ms,
+                "items": 0,
+                "blocks": 0,
+                "final": True,
+            }
+
+    def names(self, identities: Iterable[IdentityKey]) -> list[str]:
+        """What people call these identities, in the order of their names."""
+        known = {member.identity: member.name for member in self._party.members.all()}
+        return sorted(known.get(identity, "") or identity.hex()[:8] for identity in identities)
+
+    def disputes(self, epoch: Epoch) -> list[dict[str, str]]:
+        """Who disputes an epoch, and why."""
+        with self._party.reading() as runtime:
+            said = [(act.identity, act.act) for act in runtime.processor.membership.machine.disputes]
+            return [
+                {"by": self.names([identity])[0], "detail": act.detail}
+                for identity, act in said
+                if isinstance(act, EpochDispute) and act.genesis == epoch.hash
+            ]
+
+    def sizes(self) -> dict[int, int]:
+        """Bytes that each epoch added to those before it, of the epochs whose blobs are here."""
+        with self._party.reading() as runtime:
+            found: dict[int, int] = {}
+            seen: set[Cid] = set()
+            for epoch in self.tally.chain if runtime.blobs is not None else ():
+                try:
+                    found[epoch.number] = self._new_bytes(epoch, seen)
+                except (NotFound, Corrupt):
+                    continue  # what is not here has no size here
+            return found
+
+    def _new_bytes(self, epoch: Epoch, seen: set[Cid]) -> int:
+        root = read_state_root(self._blob(epoch.genesis.snapshot))
+        total = 0
+
+        def count(cid: Cid) -> bool:
+            nonlocal total
+            if cid in seen:
+                return False
+            seen.add(cid)
+            total += len(self._blob(cid))
+            return True
+
+        for cid in (epoch.genesis.snapshot, root.membership_root, root.tree):
+            count(cid)
+        reader = TreeReader(root.index_root, self._blob)
+        waiting = [("", root.index_root)]
+        while waiting:
+            path, cid = waiting.pop()
+            if not count(cid):
+                continue  # an earlier epoch has it, and all below it
+            node = reader.open_node(cid, path)
+            if isinstance(node, IndexNode):
+                waiting += [(path + nibble, top.cid) for nibble, top in node.branches]
+                continue
+            for entry, state in reader.page_items(node, path):
+                for chunk in (*(large_item_cids(entry.data) if entry.large else ()), *map(Cid, state.state_cids)):
+                    count(chunk)
+        return total
+
+    def review(self) -> list[Judged]:
+        """Recompute what others declared, and attest or dispute it. Running peers do so by themselves."""
+        return self.agreement.review()
+
+    def verify(self, number: int) -> Judged:
+        """Recompute one epoch here and say what was found; nothing is written."""
+        return self.agreement.check(self.get(number))
+
+    def accepted(self) -> AcceptedEpoch | None:
+        """The latest epoch that this peer accepted, as it was kept."""
+        return kept_epoch(self._party.peer.meta.setting, self._party.key)
 
     def get(self, number: int) -> Epoch:
         found = [epoch for epoch in self.chain() if epoch.genesis.number == number]
@@ -71,11 +196,54 @@ class Epochs:
     def record(self, epoch: Epoch) -> EpochRecord:
         return read_epoch_record(self._blob(Cid(epoch.genesis.record)))
 
-    def create(self) -> EpochView:
-        """Declare an epoch of the state as it is now."""
-        with self._party.writing():
+    def create(self, *, discard_before_ms: int | None = None) -> EpochView:
+        """Declare an epoch of the state as it is now.
+
+        With `discard_before_ms` it leaves out what was deleted before then, and what logs let go by then; once an epoch
+        did, later ones do too, by no earlier time.
+        """
+        with self._party.writing() as runtime:
+            retire_silent(self._party)
+            known = self.tally.view(self._identity)
+            discard = max(discard_before_ms or 0, known[-1].genesis.discard_before_ms if known else 0)
+            if discard > runtime.now_ms():
+                raise UsageError("an epoch discards what lies in the past", next_step="Name an earlier time.")
+            if discard:
+                folded = self._fold_now(runtime, discard)
+                return self._declare(folded.root, folded.cid, discard_before_ms=discard)
             snapshot = self._party.snapshot()
             return self._declare(snapshot.root, cid_from_text(snapshot.cid))
+
+    def _fold_now(self, runtime: "PartyRuntime", discard_before_ms: int) -> Folded:
+        """The state as it is now without what an epoch leaves out, folded as others will to check it; blobs stored."""
+        runtime.flush()
+        processor = runtime.processor
+        here = EpochGenesis(
+            number=0,
+            previous=b"",
+            snapshot=Cid(b""),
+            timeframe=tuple(
+                TimeframeEntry(processor.feed_key(feed), at.seq, at.link)
+                for feed, at in processor.timeframe.entries.items()
+            ),
+            control_timeframe=self._control_timeframe(),
+            discard_before_ms=discard_before_ms,
+        )
+        parent = processor.parent
+        folded = fold_to(
+            here,
+            runtime.party,
+            feeds=runtime.feeds,
+            factory=processor.factory,
+            base=processor.base,
+            parent_feeds=parent.feeds if parent is not None else None,
+            parent=parent.party if parent is not None else None,
+        )
+        if folded is None:
+            raise Refused("this peer can't fold its own state from the base it stands on")
+        assert runtime.blobs is not None
+        runtime.blobs.put_many({each: folded.blobs[each] for each in runtime.blobs.missing(folded.blobs)})
+        return folded
 
     def create_from(self, cid: Cid, blobs: "Iterator[tuple[Cid, bytes]]") -> EpochView:
         """Declare an epoch from a snapshot that a pipeline built, after this peer has recomputed it.
@@ -107,79 +275,60 @@ class Epochs:
         runtime.flush()
         return cid_from_text(self._party.snapshot().cid)
 
-    def _declare(self, root: StateRoot, cid: Cid) -> EpochView:
+    def _declare(self, root: StateRoot, cid: Cid, *, discard_before_ms: int | None = None) -> EpochView:
         party = self._party
         runtime = party.runtime
         processor = runtime.processor
-        known = self.chain()
+        owner = self._owner()
+        known = self.tally.view(self._identity)  # not on top of what this device itself disputes
         before = known[-1] if known else None
         if before is not None and before.genesis.snapshot == cid:
             raise Refused(f"nothing has changed since epoch {before.genesis.number}")
         blobs: dict[Cid, bytes] = {}
-        created_ms = runtime.now_ms()
-        record = EpochRecord(
-            number=before.genesis.number + 1 if before else 1,
-            party=runtime.party,
-            snapshot=cid,
-            previous_record=Cid(before.genesis.record) if before else None,
-            previous_snapshot=before.genesis.snapshot if before else None,
-            created_ms=created_ms,
-            discard_before_ms=0,
-        )
-        data = encode_epoch_record(record)
-        record_cid = cid_of(data, PROTOBUF)
-        blobs[record_cid] = data
-        cut = encode_cut(self._cuts(root), blobs.__setitem__)
-        assert runtime.blobs is not None
-        runtime.blobs.put_many(blobs)
         genesis = EpochGenesis(
-            number=record.number,
+            number=before.genesis.number + 1 if before else 1,
             previous=before.hash if before else b"",
             snapshot=cid,
-            record=record_cid,
-            cut=cut,
+            cut=encode_cut(cuts_at(processor, root), blobs.__setitem__),
             timeframe=tuple(TimeframeEntry(entry.feed_key, entry.seq, entry.link) for entry in root.timeframe),
             control_timeframe=self._control_timeframe(),
             admission_digest=root.admission_digest,
             encoding_version=root.encoding_version,
             models=tuple((each.model, each.version) for each in root.models),
-            created_ms=created_ms,
+            discard_before_ms=discard_before_ms or (before.genesis.discard_before_ms if before else 0),
+            created_ms=runtime.now_ms(),
             child=runtime.party if processor.parent is not None else None,
         )
-        owner = party if processor.parent is None else party.peer.party(processor.parent.party)
-        owner.members.issue_claim(genesis)
-        return self.all()[-1]
-
-    def _cuts(self, root: StateRoot) -> list[FeedCut]:
-        """Where the epoch ends in each feed: data feeds as the state root says, control feeds as processed here."""
-        processor = self._party.runtime.processor
-        lengths: dict[FeedId, int] = {feed_id(entry.feed_key): entry.seq + 1 for entry in root.timeframe}
-        found = []
-        for feed, cursor in processor.orderer.cursors.items():
-            length = cursor.length if cursor.kind == CONTROL else lengths.get(feed, 0)
-            if not length:
-                continue
-            mark = processor.orderer.mark(feed, length - 1)
-            asserted = cursor.asserted if length == cursor.length else self._asserted_at(feed, length)
-            found.append(
-                FeedCut(cursor.key, cursor.kind == CONTROL, length, mark.link, mark.depth, tuple(asserted.values()))
+        if not follows(genesis, before, processor.membership.machine.ended_feeds):
+            assert before is not None, "the first epoch follows the party's genesis"
+            raise Refused(
+                f"this peer has not all that epoch {before.genesis.number} holds",
+                next_step="Connect to another member, and try again.",
             )
-        return found
+        fear = self.tally.fear(genesis, known, self._identity, processor.membership.machine.electorate)
+        if fear is not None:
+            raise Refused(f"no epoch now: {fear}", next_step="Connect to other members, and try again.")
+        data = encode_epoch_record(record_of(genesis, runtime.party, before.genesis if before else None))
+        genesis = replace(genesis, record=cid_of(data, PROTOBUF))
+        blobs[Cid(genesis.record)] = data
+        assert runtime.blobs is not None
+        runtime.blobs.put_many({each: blobs[each] for each in runtime.blobs.missing(blobs)})
+        owner.members.issue_claim(genesis)
+        self.agreement.keep_latest()
+        return next(view for view in reversed(self.all()) if view.number <= genesis.number)
 
-    def _asserted_at(self, feed: FeedId, length: int) -> dict[FeedId, Dependency]:
-        """What a feed had processed at an earlier length: of feeds with excluded blocks behind it, which end there."""
-        found: dict[FeedId, Dependency] = {}
-        for seq in range(length):
-            envelope = self._party.runtime.processor.envelope(feed, seq)
-            found.update((dependency.feed, dependency) for dependency in envelope.dependencies)
-        return found
+    def _owner(self) -> "Party":
+        """The party whose control feeds speak of this one's epochs."""
+        parent = self._party.runtime.processor.parent
+        return self._party if parent is None else self._party.peer.party(parent.party)
 
     def _control_timeframe(self) -> tuple[TimeframeEntry, ...]:
         processor = self._party.runtime.processor
         positions = processor.control_timeframe.entries.items()
-        return tuple(TimeframeEntry(processor.feed_key(feed), at.seq, at.link) for feed, at in positions)
+        entries = (TimeframeEntry(processor.feed_key(feed), at.seq, at.link) for feed, at in positions)
+        return tuple(sorted(entries, key=lambda entry: entry.feed))
 
-    def _view(self, epoch: Epoch, name: str) -> EpochView:
+    def _view(self, epoch: Epoch, name: str, standing: str) -> EpochView:
         genesis = epoch.genesis
         try:
             items: int | None = read_state_root(self._blob(genesis.snapshot)).item_count
@@ -196,6 +345,9 @@ class Epochs:
             items=items,
             blocks=sum(entry.seq + 1 for entry in genesis.timeframe),
             rivals=len(epoch.rivals),
+            electorate=len(epoch.electorate),
+            disputed_by=len(epoch.disputed_by),
+            here=standing,
         )
 
     def _blob(self, cid: Cid) -> bytes:
@@ -203,3 +355,12 @@ class Epochs:
         if blobs is None:
             raise NotFound("this party keeps no blobs here")
         return blobs.get(cid)
+
+
+def _standing(tally: Tally, epoch: Epoch, identity: IdentityKey, judged: dict[str, list[str]]) -> str:
+    if tally.voted(epoch.number, identity) == epoch.hash:
+        return "declared" if epoch.declarer == identity else "attested"
+    if tally.disputed(epoch.hash, identity):
+        return "disputed"
+    verdict, detail = judged.get(epoch.hash.hex(), ["not judged", ""])
+    return f"{verdict}: {detail}" if detail else verdict

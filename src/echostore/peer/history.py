@@ -4,20 +4,24 @@ A past state is folded from the blocks at or below a timeframe, under what the c
 past folds that item's own blocks only.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from echostore.kernel.errors import Compacted, UsageError
+from echostore.kernel.errors import Compacted, NotFound, UsageError
 from echostore.kernel.ids import FeedId, ItemId, feed_id
 from echostore.kernel.items.operations import GENESIS, METADATA, PLACEMENT, ItemOperation
 from echostore.kernel.items.record import ItemRecord
 from echostore.kernel.items.state import PartyState
 from echostore.kernel.models.property_set import DELETED, PropertySet
-from echostore.kernel.order import DATA, Envelope
+from echostore.kernel.order import DATA, Envelope, FeedCursor
+from echostore.kernel.party.epoch_chain import Tally
 from echostore.kernel.timeframe import Position, Timeframe
 from echostore.kernel.values import Path, Value, timestamp_us
 from echostore.peer.anchors import Anchor
+from echostore.peer.base_epoch import BaseEpoch
+from echostore.peer.base_following import open_epoch
 from echostore.peer.processor import Delivered, PartyProcessor
 from echostore.peer.runtime import PartyRuntime
 from echostore.wire.messages import decode_envelope
@@ -56,6 +60,9 @@ class ValueDiff:
         return "removed" if self.after is DELETED else "changed"
 
 
+EPOCH_PREFIX = "epoch:"
+
+
 def party_as_of(party: "Party", moment: Any) -> "Party":
     """The party at a moment, read-only and in memory."""
     from echostore.peer.party import Party
@@ -65,7 +72,7 @@ def party_as_of(party: "Party", moment: Any) -> "Party":
             runtime.flush()
         data, control = resolve_moment(runtime, moment)
         _check_held(runtime, data)
-        processor = PastProcessor(runtime.processor, data, control)
+        processor = PastProcessor(runtime.processor, data, control, base=base_for(runtime, data))
         processor.open()
         past = PartyRuntime(
             processor, feeds=runtime.feeds, items=None, blobs=None, now_ms=runtime.now_ms, writable=False
@@ -76,7 +83,9 @@ def party_as_of(party: "Party", moment: Any) -> "Party":
 class PastProcessor(PartyProcessor):
     """A processor that sees the feeds only up to a timeframe. `control` of None sees all of control."""
 
-    def __init__(self, live: PartyProcessor, data: Timeframe, control: Timeframe | None) -> None:
+    def __init__(
+        self, live: PartyProcessor, data: Timeframe, control: Timeframe | None, base: BaseEpoch | None = None
+    ) -> None:
         self._data = data
         self._control = control
         parent = None if live.parent is None else PastProcessor(live.parent, Timeframe({}), control)
@@ -87,30 +96,69 @@ class PastProcessor(PartyProcessor):
             factory=live.factory,
             parent=parent,
         )
+        self.base = base
         if parent is not None:
             parent.open()
 
-    def _held_length(self, kind: str, key: Any) -> int:
-        length = super()._held_length(kind, key)
+    def held_length(self, kind: str, key: Any) -> int:
+        length = super().held_length(kind, key)
         if kind == DATA:
             return min(length, self._data.length(feed_id(key)))
         return length if self._control is None else min(length, self._control.length(feed_id(key)))
 
 
 def resolve_moment(runtime: PartyRuntime, moment: Any) -> tuple[Timeframe, Timeframe | None]:
-    """The data and control timeframes that a moment names: an anchor, a timeframe, or a time."""
+    """The data and control timeframes that a moment names: an anchor, a timeframe, a time, or an epoch's number."""
     if isinstance(moment, Timeframe):
         return moment, None
+    if isinstance(moment, int) and not isinstance(moment, bool):
+        return _timeframes_of_epoch(runtime, moment)
     if isinstance(moment, datetime):
         if moment.tzinfo is None:
             raise UsageError("a time needs a time zone", next_step="Use datetime.now(timezone.utc).")
+        _check_time(runtime, timestamp_us(moment) // 1000)
         return _timeframe_at(runtime, timestamp_us(moment) // 1000, DATA), _timeframe_at(
             runtime, timestamp_us(moment) // 1000, "control"
         )
+    if isinstance(moment, str) and moment.startswith(EPOCH_PREFIX):
+        number = moment.removeprefix(EPOCH_PREFIX)
+        if not (number.isascii() and number.isdigit() and len(number) <= 10):
+            raise UsageError(f"{moment[:40]!r} names no epoch", next_step="Write its number, as in epoch:3.")
+        return _timeframes_of_epoch(runtime, int(number))
     anchor = Anchor.parse(moment)
     if anchor.party != runtime.party:
         raise UsageError("the anchor belongs to another party")
     return anchor.data, anchor.control
+
+
+def _timeframes_of_epoch(runtime: PartyRuntime, number: int) -> tuple[Timeframe, Timeframe]:
+    epoch = _tally(runtime).accepted(number)
+    if epoch is None:
+        raise NotFound(f"the party has no epoch {number}", next_step="`echostore epoch list` shows its epochs.")
+    data, control = (
+        Timeframe.of((feed_id(entry.feed), Position(entry.seq, entry.link)) for entry in entries)
+        for entries in (epoch.genesis.timeframe, epoch.genesis.control_timeframe)
+    )
+    return data, control
+
+
+def _check_time(runtime: PartyRuntime, time_ms: int) -> None:
+    """Blocks tell times, and below the base of a truncated party there are none."""
+    cursors = [cursor for cursor in runtime.processor.orderer.cursors.values() if cursor.kind == DATA]
+    base = runtime.processor.base
+    if base is None or not any(_beginning(runtime, cursor) for cursor in cursors):
+        return
+    epoch = _tally(runtime).accepted(base.name.number)
+    if epoch is not None and time_ms < epoch.genesis.created_ms:
+        raise Compacted(
+            f"that time lies before epoch {epoch.number}, and the blocks inside it are gone here",
+            next_step="Name an epoch by its number, or ask a member that kept its history.",
+        )
+
+
+def _tally(runtime: PartyRuntime) -> Tally:
+    child = runtime.party if runtime.processor.parent is not None else None
+    return runtime.processor.membership.machine.epoch_tally(child)
 
 
 def _timeframe_at(runtime: PartyRuntime, time_ms: int, kind: str) -> Timeframe:
@@ -121,7 +169,12 @@ def _timeframe_at(runtime: PartyRuntime, time_ms: int, kind: str) -> Timeframe:
         if cursor.kind != kind:
             continue
         last = None
-        for block in feeds.read(cursor.key, 0, cursor.length):
+        base = feeds.feed(cursor.key).base if feeds.has_feed(cursor.key) else 0
+        if base:
+            link = feeds.link_at(cursor.key, base - 1)
+            assert link is not None, "the link at a feed's beginning is kept"
+            last = Position(base - 1, link)
+        for block in feeds.read(cursor.key, base, cursor.length):
             envelope = decode_envelope(block.payload, kind)
             if not isinstance(envelope, Envelope) or envelope.body.time_ms > time_ms:
                 break
@@ -139,8 +192,46 @@ def _check_held(runtime: PartyRuntime, timeframe: Timeframe) -> None:
                 f"block {at.seq} of feed {feed.hex()} is not here yet",
                 next_step="Wait until the party has caught up with the peer that made the anchor.",
             )
+        if at.seq < _beginning(runtime, cursor) - 1:
+            continue  # `base_for` says whether an epoch can stand for it
         if not runtime.processor.orderer.mark(feed, at.seq).link.startswith(at.link[:16]):
             raise UsageError(f"the moment names another branch of feed {feed.hex()}")
+
+
+def _beginning(runtime: PartyRuntime, cursor: FeedCursor) -> int:
+    return runtime.feeds.feed(cursor.key).base if runtime.feeds.has_feed(cursor.key) else 0
+
+
+def base_for(runtime: PartyRuntime, data: Timeframe) -> BaseEpoch | None:
+    """The epoch from which a past is folded: the newest one inside it whose tail is here. None: from the beginning.
+
+    Compacted when the blocks are gone and no epoch that is still here ends just where they begin.
+    """
+    live = runtime.processor
+    candidates = [] if live.base is None else [live.base, *earlier_epochs(runtime, live.base)]
+    cursors = [cursor for cursor in live.orderer.cursors.values() if cursor.kind == DATA]
+    for base in candidates:
+        inside = all(data.length(feed) >= cut.length for feed, cut in base.cuts.items() if not cut.control)
+        if inside and all(
+            data.length(cursor.id) == base.length(cursor.id) or base.length(cursor.id) >= _beginning(runtime, cursor)
+            for cursor in cursors
+        ):
+            return base
+    if any(_beginning(runtime, cursor) for cursor in cursors):
+        raise Compacted(
+            "that moment lies inside an epoch whose blocks are gone, and no snapshot of it is here",
+            next_step="Ask a member that kept its history, or fetch an older epoch: `echostore epoch fetch`.",
+        )
+    return None
+
+
+def earlier_epochs(runtime: PartyRuntime, base: BaseEpoch) -> Iterator[BaseEpoch]:
+    """The epochs below a base whose snapshots are still here, newest first."""
+    for epoch in reversed(_tally(runtime).chain):
+        if epoch.number < base.name.number:
+            found = open_epoch(runtime, epoch)
+            if found is not None:
+                yield found
 
 
 def item_history(item: "Item") -> list[Revision]:
@@ -193,10 +284,14 @@ def _describe_changes(changes: Any) -> str:
 def item_at(runtime: PartyRuntime, item: ItemId, data: Timeframe) -> ItemRecord | None:
     """One item as it was at a timeframe, folded from its own blocks."""
     processor = runtime.processor
+    base = base_for(runtime, data)
     state = PartyState(runtime.party, processor.factory, load=lambda _: None, identity_of=processor.identity_of)
+    known = base.record(item) if base is not None else None
+    if known is not None:
+        state.restore([known], [])
     messages: list[Delivered] = []
     for feed, seq in processor.places(frozenset({item})):
-        if not data.covers(feed, seq):
+        if not data.covers(feed, seq) or (base is not None and seq < base.length(feed)):
             continue
         cursor = processor.orderer.cursors[feed]
         block = runtime.feeds.block(cursor.key, seq)
@@ -291,6 +386,10 @@ def asserted_seq(runtime: PartyRuntime, feed: FeedId, seq: int, other: FeedId) -
         cursor = runtime.processor.orderer.cursors.get(at_feed)
         if cursor is None:
             continue
+        base = runtime.processor.base
+        if base is not None and at_feed in base.cuts and known + 1 < _beginning(runtime, cursor):
+            # What is gone can't be asked; the last message inside the base had processed no less.
+            front.extend((seen.feed, seen.seq) for seen in base.cuts[at_feed].asserted)
         for block in runtime.processor.feeds_of(cursor.kind).read(cursor.key, known + 1, at_seq + 1):
             envelope = decode_envelope(block.payload, cursor.kind)
             if isinstance(envelope, Envelope):

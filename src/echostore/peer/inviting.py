@@ -9,17 +9,14 @@ well: any admin honours it.
 import asyncio
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from echostore.kernel.errors import EchoError, NotFound, Refused, TimedOut, Unreachable, UsageError
-from echostore.kernel.ids import KEY_BYTES, DeviceKey, FeedKey, PartyKey
+from echostore.kernel.ids import KEY_BYTES, DeviceKey, PartyKey
 from echostore.kernel.party.credentials import Invitation as InvitationClaim
 from echostore.kernel.party.credentials import InvitationCancel
-from echostore.mesh.connection import ConnectionFailed
 from echostore.mesh.invitation import (
     PASSCODE_DIGITS,
     TRIES_MAX,
@@ -34,6 +31,17 @@ from echostore.mesh.node import Link
 from echostore.mesh.ticket import ADDRESSES_MAX, Kind, Purpose, Ticket, read_ticket
 from echostore.peer.identity import JoinRequest, Welcome
 from echostore.peer.members import ROLES
+from echostore.peer.own_devices import check_identity_unused
+from echostore.peer.welcomes import (
+    DeviceWelcome,
+    device_request_bytes,
+    device_welcome_bytes,
+    read_device_request,
+    read_device_welcome,
+    read_welcome,
+    welcome_bytes,
+)
+from echostore.wire.credentials import CHAIN_LINKS_MAX
 from echostore.wire.generated import mesh_pb2 as pb
 from echostore.wire.mesh import INVITATION_ID_BYTES, MeshFrame
 from echostore.wire.mesh import Invitation as Frame
@@ -50,6 +58,7 @@ STEP_S = 20.0
 """How long a guest waits for the host's next word."""
 ADDRESSES_SETTING = "peer_addresses"
 _SETTING = "invitations"
+_T = TypeVar("_T")
 _KEPT_MAX = 1000
 
 MESSAGES = {
@@ -139,14 +148,7 @@ class Inviting:
             raise UsageError("an invitation has at least one use and some time to live")
         if key is not None and (open or len(key) != KEY_BYTES):
             raise UsageError("an invitation is bound to a key of 32 bytes, or open, not both")
-        from echostore.peer.reachable import reachable_addresses
-
-        addresses = reachable_addresses(self._network.addresses)[:ADDRESSES_MAX]
-        if not addresses:
-            raise Refused(
-                "this peer listens nowhere, so that no guest could come",
-                next_step='Call `peer.listen("0.0.0.0:4711")` or run `echostore serve` first.',
-            )
+        addresses = self._addresses()
         kind = Kind.KEY if key is not None else Kind.OPEN if open else Kind.PASSCODE
         number = secrets.token_bytes(INVITATION_ID_BYTES)
         expires_ms = self._peer.now_ms() + int(expires_s * 1000)
@@ -168,9 +170,7 @@ class Inviting:
             party=party.key.hex(),
             role=role,
             ticket=ticket.text(),
-            passcode="".join(secrets.choice("0123456789") for _ in range(PASSCODE_DIGITS))
-            if kind is Kind.PASSCODE
-            else "",
+            passcode=_new_passcode() if kind is Kind.PASSCODE else "",
             bound=bound.hex(),
             expires_ms=expires_ms,
             uses_left=uses,
@@ -178,6 +178,46 @@ class Inviting:
         )
         self._keep(issued)
         return Invitation(self, issued)
+
+    def invite_device(self, *, expires_s: float) -> Invitation:
+        """An invitation for one more device of this peer's own identity."""
+        if expires_s <= 0:
+            raise UsageError("an invitation has some time to live")
+        addresses, number = self._addresses(), secrets.token_bytes(INVITATION_ID_BYTES)
+        if len(self._peer.myself.chain()) >= CHAIN_LINKS_MAX:
+            raise Refused(
+                f"this device is the {CHAIN_LINKS_MAX}th in a row that let the next one in",
+                next_step="Invite from an older device.",
+            )
+        expires_ms = self._peer.now_ms() + int(expires_s * 1000)
+        nowhere, host = PartyKey(bytes(KEY_BYTES)), DeviceKey(self._peer.device)
+        ticket = Ticket(number, Kind.PASSCODE, Purpose.DEVICE, nowhere, host, addresses, expires_ms)
+        issued = Issued(
+            invitation=number.hex(),
+            kind=Kind.PASSCODE,
+            purpose=Purpose.DEVICE,
+            party="",
+            role="",
+            ticket=ticket.text(),
+            passcode=_new_passcode(),
+            bound="",
+            expires_ms=expires_ms,
+            uses_left=1,
+            tries_left=TRIES_MAX,
+        )
+        self._keep(issued)
+        return Invitation(self, issued)
+
+    def _addresses(self) -> tuple[str, ...]:
+        from echostore.peer.reachable import reachable_addresses
+
+        addresses = reachable_addresses(self._network.addresses)[:ADDRESSES_MAX]
+        if not addresses:
+            raise Refused(
+                "this peer listens nowhere, so that no guest could come",
+                next_step='Call `peer.listen("0.0.0.0:4711")` or run `echostore serve` first.',
+            )
+        return addresses
 
     def all(self) -> list[Issued]:
         """Every invitation of this peer, those that have ended too."""
@@ -262,8 +302,9 @@ class Inviting:
             issued = self.issued(frame.invitation.hex())
             self._keep(replace(issued, tries_left=min(TRIES_MAX, issued.tries_left + 1)))
         elif kind == "request":
-            self._admit(link, frame.invitation, known, known.requested(step.request))
+            welcome = self._admit(link, frame.invitation, known.requested(step.request))
             del self._hosts[place]
+            link.connection.send(known.welcome(welcome))
         elif kind == "refusal":
             del self._hosts[place]
             self._refuse(link, frame.invitation, Reason.WRONG_PASSCODE, "the guest had another passcode")
@@ -312,8 +353,11 @@ class Inviting:
                     )
         raise InvitationFailed(Reason.UNKNOWN, "no such invitation")
 
-    def _admit(self, link: Link, invitation: bytes, host: Host, request: bytes) -> None:
+    def _admit(self, link: Link, invitation: bytes, request: bytes) -> bytes:
+        """Let the guest in, as the invitation says; returns the welcome."""
         issued = self._standing(invitation)
+        if issued.purpose == Purpose.DEVICE:
+            return self._admit_device(link, issued, request)
         asked = JoinRequest.from_bytes(request)
         if asked.device != link.device:
             raise InvitationFailed(Reason.NOT_FOR_YOU, "the request is another device's")
@@ -324,13 +368,28 @@ class Inviting:
         party = self._peer.party(PartyKey(bytes.fromhex(issued.party)))
         welcome = party.members.admit(asked, role=issued.role)
         party.flush()
-        name = asked.name or asked.identity.hex()[:8]
+        self._used(issued, asked.name or asked.identity.hex()[:8])
+        return welcome_bytes(welcome)
+
+    def _admit_device(self, link: Link, issued: Issued, request: bytes) -> bytes:
+        """Vouch for one more device of this identity. It is admitted to the parties when it introduces itself."""
+        device, name = read_device_request(request)
+        if device != link.device:
+            raise InvitationFailed(Reason.NOT_FOR_YOU, "the request is another device's")
+        issued = replace(issued, uses_left=issued.uses_left - 1)
+        self._keep(issued)
+        myself = self._peer.myself
+        chain = myself.vouch_for(link.device, name)
+        self._network.own_devices.remember(link.device, name)
+        self._used(issued, name or device.hex()[:8])
+        return device_welcome_bytes(DeviceWelcome(myself.identity, myself.name, chain))
+
+    def _used(self, issued: Issued, name: str) -> None:
         issued = replace(self.issued(issued.invitation), events=(*issued.events, f"admitted {name}"))
         if issued.uses_left:
             self._keep(issued)
         else:
             self._end(issued, "used")
-        link.connection.send(host.welcome(_welcome_bytes(welcome)))
 
     def _refuse(
         self, link: Link, invitation: bytes, reason: "pb.InvitationRefusal.Reason.ValueType", detail: str
@@ -353,20 +412,73 @@ class Inviting:
     # being a guest
 
     def join(self, ticket: str, passcode: str | None, timeout: float) -> "Party":
-        read = read_ticket(ticket)
-        if read.kind is Kind.PASSCODE and not passcode:
-            raise UsageError("this ticket needs its passcode")
+        read = self._read(ticket, passcode, Purpose.PARTY)
         if any(known.key == read.party for known in self._peer.parties()):
             raise Refused("this peer is in that party already")
-        if self._peer.now_ms() > read.expires_ms:
-            raise Refused("the invitation has expired", next_step="Ask for a new one.")
-        welcome = self._network.call(self._attempt(read, (passcode or "").strip(), timeout), timeout + STEP_S)
-        party = self._peer.enter(welcome)
-        self._remember(read)
+
+        async def attempt() -> Welcome:
+            def request() -> bytes:
+                return self._peer.request_join(read.party).to_bytes()
+
+            _, welcome = await self._attempt(read, (passcode or "").strip(), request)
+            return read_welcome(welcome, read.party)
+
+        party = self._peer.enter(self._network.call(_explained(attempt()), timeout + STEP_S))
+        self.remember(read.host, read.addresses)
         return party
 
-    async def _attempt(self, ticket: Ticket, passcode: str, timeout: float) -> Welcome:
-        link = await self._reach(ticket, timeout)
+    def join_device(self, ticket: str, passcode: str | None, timeout: float) -> "list[Party]":
+        """Become one more device of the host's identity, and enter its parties."""
+        peer, read = self._peer, self._read(ticket, passcode, Purpose.DEVICE)
+        check_identity_unused(peer)
+        myself = peer.myself
+
+        async def attempt() -> tuple[Link, DeviceWelcome]:
+            def request() -> bytes:
+                return device_request_bytes(myself.device, myself.name)
+
+            link, welcome = await self._attempt(read, (passcode or "").strip(), request)
+            return link, read_device_welcome(welcome, myself.device)
+
+        link, welcome = self._network.call(_explained(attempt()), timeout + STEP_S)
+        with peer.lock:
+            check_identity_unused(peer)
+            myself.become(welcome.identity, chain=welcome.chain)
+            if welcome.name:
+                myself.take_name(welcome.name)
+        devices = self._network.own_devices
+        devices.remember(read.host, "")
+        self.remember(read.host, read.addresses)
+        try:
+            parties = self._network.call(devices.ask(link, prove=False), timeout + STEP_S)
+        except EchoError as error:
+            raise Unreachable(
+                f"the host has not told of its parties: {error.what}",
+                unchanged="This device acts for the identity.",
+                next_step="Its parties follow as soon as one of its devices can be reached.",
+            ) from None
+        entered = devices.enter(parties.entries, again=True)
+        devices.wait_settled(entered, timeout)
+        return [peer.party(key) for key in entered]
+
+    def _read(self, ticket: str, passcode: str | None, purpose: Purpose) -> Ticket:
+        """A ticket that may be tried."""
+        read = read_ticket(ticket)
+        if read.purpose is not purpose:
+            device = read.purpose is Purpose.DEVICE
+            raise UsageError(
+                f"this ticket is for {'one more device of an identity' if device else 'a party'}",
+                next_step=f"Use `{'device' if device else 'party'} join`, or `peer.{'join_device' if device else 'join'}`.",
+            )
+        if read.kind is Kind.PASSCODE and not passcode:
+            raise UsageError("this ticket needs its passcode")
+        if self._peer.now_ms() > read.expires_ms:
+            raise Refused("the invitation has expired", next_step="Ask for a new one.")
+        return read
+
+    async def _attempt(self, ticket: Ticket, passcode: str, request: Callable[[], bytes]) -> tuple[Link, bytes]:
+        """Go through the steps with the host; returns its welcome."""
+        link = await self._reach(ticket)
         between = Between(ticket.invitation, DeviceKey(self._peer.device), link.device, link.connection.handshake_hash)
         place = (link, ticket.invitation)
         inbox: asyncio.Queue[pb.MeshInvitation | None] = asyncio.Queue()
@@ -376,7 +488,7 @@ class Inviting:
             link.connection.send(guest.knock())
             share = await self._next(inbox, "share")
             try:
-                frames = guest.answer(share.share, self._peer.request_join(ticket.party).to_bytes())
+                frames = guest.answer(share.share, request())
             except InvitationFailed as failure:
                 link.connection.send(refusal(ticket.invitation, failure.reason))
                 await self._next(inbox, "refusal")
@@ -384,27 +496,14 @@ class Inviting:
             for frame in frames:
                 link.connection.send(frame)
             answer = await self._next(inbox, "welcome")
-            return _read_welcome(guest.welcomed(answer.welcome), ticket.party)
-        except InvitationFailed as failure:
-            raise Refused(MESSAGES[failure.reason]) from None
+            return link, guest.welcomed(answer.welcome)
         finally:
             del self._guests[place]
 
-    async def _reach(self, ticket: Ticket, timeout: float) -> Link:
-        failures = []
+    async def _reach(self, ticket: Ticket) -> Link:
         expected = None if ticket.kind is Kind.OPEN else ticket.host
-        from echostore.peer.network import parse_address
-
-        for address in ticket.addresses:
-            host, port = parse_address(address)
-            try:
-                return await self._network.node.dial(host, port, expected=expected)
-            except ConnectionFailed as failure:
-                failures.append(f"{address}: {failure}")
-        raise Unreachable(
-            "the host can't be reached: " + "; ".join(failures or ["the ticket names no address"]),
-            next_step="Make sure that the host's peer is running, and try again.",
-        )
+        link, _ = await self._network.reach(ticket.addresses, expected, whom="the host")
+        return link
 
     async def _next(self, inbox: "asyncio.Queue[pb.MeshInvitation | None]", wanted: str) -> pb.MeshInvitation:
         """The host's next step; a refusal is raised with its reason."""
@@ -426,28 +525,26 @@ class Inviting:
             raise InvitationFailed(Reason.MALFORMED, f"{kind} instead of {wanted}")
         return step
 
-    def _remember(self, ticket: Ticket) -> None:
-        """Find the host again after a restart."""
+    def remember(self, device: DeviceKey, addresses: Iterable[str]) -> None:
+        """Find a device again after a restart."""
         with self._peer.lock:
             known = dict(self._peer.meta.setting(ADDRESSES_SETTING, {}))
-            known[ticket.host.hex()] = list(ticket.addresses)
+            known[device.hex()] = list(addresses)
             self._peer.meta.set_setting(ADDRESSES_SETTING, known)
-        for address in ticket.addresses:
-            self._network.keep_connecting(address, device=ticket.host)
+        for address in addresses:
+            self._network.keep_connecting(address, device=device)
 
 
-def _welcome_bytes(welcome: Welcome) -> bytes:
-    return msgspec.msgpack.encode([1, welcome.party, welcome.genesis_feed, welcome.title])
-
-
-def _read_welcome(data: bytes, party: PartyKey) -> Welcome:
+async def _explained(attempt: Coroutine[Any, Any, _T]) -> _T:
+    """The attempt, with its failure in words for the guest."""
     try:
-        version, key, genesis_feed, title = msgspec.msgpack.decode(data)
-        if version != 1 or key != party or len(genesis_feed) != KEY_BYTES or not isinstance(title, str):
-            raise ValueError
-    except (ValueError, TypeError, msgspec.DecodeError):
-        raise InvitationFailed(Reason.MALFORMED, "a welcome that can't be read") from None
-    return Welcome(PartyKey(key), FeedKey(genesis_feed), title)
+        return await attempt
+    except InvitationFailed as failure:
+        raise Refused(MESSAGES[failure.reason]) from None
+
+
+def _new_passcode() -> str:
+    return "".join(secrets.choice("0123456789") for _ in range(PASSCODE_DIGITS))
 
 
 def kept_invitations(meta: "MetaStore") -> list[Issued]:

@@ -4,9 +4,10 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from echostore.kernel.errors import Refused, UsageError
+from echostore.kernel.errors import Refused, TooLarge, UsageError
 from echostore.kernel.ids import POSITION_BITS, ItemId, item_local
 from echostore.kernel.items.operations import CUSTOM, ItemOperation
+from echostore.kernel.limits import VALUE_BYTES_MAX
 from echostore.kernel.models.growable_array import GrowableArray
 from echostore.kernel.models.ordered_fold import CommutingFold, OrderedFold
 from echostore.kernel.models.property_set import DELETED, Add, Change, Increment, PropertySet, Remove, Set
@@ -15,11 +16,8 @@ from echostore.kernel.models.threaded_log import LogEntry, OwnPost, Post, PostId
 from echostore.kernel.values import Reference, Value, check_path, check_value, kind_of
 from echostore.peer import arguments
 from echostore.peer.items import Item, copied, plain_references
-from echostore.peer.pen import EDIT_CHARACTERS, EDITS_MAX, NO_PEN, Pen
+from echostore.peer.pen import EDIT_CHARACTERS, EDITS_MAX, INSERT_BYTES_MAX, NO_PEN, Pen
 from echostore.wire.values import value_bytes
-
-if TYPE_CHECKING:
-    pass
 
 T = TypeVar("T")
 
@@ -126,7 +124,7 @@ class PropertySetItem(Item):
     def _plain(self, path: object, value: Value) -> Value:
         if isinstance(value, Item):
             return self.party.reference_to(value)
-        return check_value(plain_references(self.party, value), where=str(path))
+        return check_value(plain_references(self.party, value), where=path)
 
     def _model(self) -> PropertySet:
         record = self.party.runtime.state.records.get(self.id) or self._record()
@@ -156,39 +154,41 @@ class ArrayItem(Item):
         return list(self)
 
     def append(self, *values: Value) -> None:
-        with self._editing() as model:
-            for value in values:
-                model.append(self._plain(value))
+        plain = [self._plain(value) for value in values]
+        sizes = [_size(value, "an element") for value in plain]
+        with self.party.lock:
+            for value, size in zip(plain, sizes, strict=True):
+                with _Editing(self, size) as model:
+                    model.append(value)
 
     def insert(self, index: int, value: Value) -> None:
-        with self._editing() as model:
-            model.insert(arguments.whole(index, "an index"), self._plain(value))
+        plain = self._plain(value)
+        with _Editing(self, _size(plain, "an element")) as model:
+            model.insert(arguments.whole(index, "an index"), plain)
 
     def __setitem__(self, index: int, value: Value) -> None:
-        with self._editing() as model:
-            model.set(_index(index, len(model)), self._plain(value))
+        plain = self._plain(value)
+        with _Editing(self, _size(plain, "an element")) as model:
+            model.set(_index(index, len(model)), plain)
 
     def __delitem__(self, index: int) -> None:
-        with self._editing() as model:
+        with _Editing(self) as model:
             model.delete(_index(index, len(model)), 1)
 
     def move_element(self, start: int, end: int) -> None:
         """Take the element at `start` to the place `end`. Concurrent moves never duplicate it."""
-        with self._editing() as model:
+        with _Editing(self) as model:
             model.move(_index(start, len(model)), arguments.whole(end, "an index"))
 
     def remove(self, value: Value) -> None:
         """Remove the first element that equals a value or is an item."""
         wanted = self._plain(value)
-        with self._editing() as model:
+        with _Editing(self) as model:
             for index, element in enumerate(model):
                 if element == wanted:
                     model.delete(index, 1)
                     return
         raise ValueError(f"{value!r} is not in the list")
-
-    def _editing(self) -> "_Editing":
-        return _Editing(self)
 
     def _plain(self, value: Value) -> Value:
         if isinstance(value, Item):
@@ -225,6 +225,9 @@ class TextItem(Item):
 
     def insert(self, position: int, text: str) -> None:
         # Typing is the hottest path of all: no lock, one call into the model. See `Pen` for why that is safe.
+        if type(text) is not str or len(text) > EDIT_CHARACTERS:
+            self.splice(position, 0, text)
+            return
         pen = self._pen
         if pen.left <= 0:
             pen = self._take_pen()
@@ -233,8 +236,8 @@ class TextItem(Item):
         except BaseException as error:  # noqa: BLE001  # the text library raises bare ones
             ConcurrentText.raise_edit_error(error)
         pen.left = left = pen.left - 1
-        if left <= 0 or len(text) > EDIT_CHARACTERS:
-            self._look_after(pen, len(text))
+        if left <= 0:
+            self._look_after(pen)
 
     def delete(self, position: int | None = None, length: int = 1) -> None:
         """Delete characters; without a position, the item itself."""
@@ -250,7 +253,7 @@ class TextItem(Item):
             ConcurrentText.raise_edit_error(error)
         pen.left = left = pen.left - 1
         if left <= 0:
-            self._look_after(pen, 0)
+            self._look_after(pen)
 
     def _take_pen(self) -> Pen:
         party = self.party
@@ -259,32 +262,37 @@ class TextItem(Item):
             self._pen = party.runtime.pen(self._record())
             return self._pen
 
-    def _look_after(self, pen: Pen, characters: int) -> None:
-        """After an edit that used up the pen, was large, or crossed a seal in another thread."""
+    def _look_after(self, pen: Pen) -> None:
+        """After an edit that used up the pen, or crossed a seal in another thread."""
         party = self.party
         with party.lock:
             runtime = party.runtime
             if not runtime.holds(pen):  # sealed while we wrote: what was just written belongs to the next message
                 self._take_pen()
                 return
-            pen.left -= characters // EDIT_CHARACTERS
-            if pen.left <= 0:
-                if runtime.in_batch:
-                    pen.left = EDITS_MAX
-                else:
-                    party.seal()
+            if runtime.in_batch:
+                pen.left = EDITS_MAX
+            else:
+                party.seal()
 
     def append(self, text: str) -> None:
         self.insert(len(self), text)
 
     def splice(self, position: int, length: int, text: str) -> None:
         place, count = arguments.whole(position, "a position"), arguments.whole(length, "a length")
-        with _Editing(self) as model:
-            model.splice(place, count, arguments.text(text, "what is inserted"))
+        inserted = arguments.text(text, "what is inserted")
+        size = len(inserted.encode())
+        if size > INSERT_BYTES_MAX:
+            raise TooLarge(
+                f"an insertion of {size:,} bytes; at most {INSERT_BYTES_MAX:,} are inserted at once",
+                next_step="Insert it in parts, or put large content into a blob.",
+            )
+        with _Editing(self, size) as model:
+            model.splice(place, count, inserted)
 
     def mark(self, start: int, end: int, key: str, value: Any = True) -> None:
         place, stop = arguments.whole(start, "a position"), arguments.whole(end, "a position")
-        with _Editing(self) as model:
+        with _Editing(self, _size(value, "a mark") if isinstance(value, str) else 0) as model:
             model.mark(place, stop, arguments.text(key, "the name of a mark"), value)
 
     def unmark(self, start: int, end: int, key: str) -> None:
@@ -323,6 +331,7 @@ class LogItem(Item):
         with self.party.writing() as runtime:
             self._check_access(runtime)
             plain = self.party.reference_to(body) if isinstance(body, Item) else check_value(body, where="post")
+            _size(plain, "a post")
             runtime.writer()
             assert runtime.data is not None
             feed = runtime.data.feed
@@ -394,10 +403,10 @@ class CustomItem(Item):
 class _Editing:
     """An edit in place of a text or list, under the party's lock."""
 
-    __slots__ = ("_item",)
+    __slots__ = ("_item", "_size")
 
-    def __init__(self, item: Item) -> None:
-        self._item = item
+    def __init__(self, item: Item, size: int = 0) -> None:
+        self._item, self._size = item, size
 
     def __enter__(self) -> Any:
         party = self._item.party
@@ -405,6 +414,7 @@ class _Editing:
         try:
             party.check_open()
             runtime = party.runtime
+            runtime.make_room(self._size)
             record = runtime.open_edits.get(self._item.id)
             if record is None:
                 record = self._item._record()
@@ -418,7 +428,7 @@ class _Editing:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         party = self._item.party
         try:
-            if kind is None and party.runtime.edit_count >= EDITS_MAX:
+            if kind is None and party.runtime.seal_due:
                 party.seal()
         finally:
             party.lock.release()
@@ -430,6 +440,19 @@ HANDLES: dict[str, type[Item]] = {
     ConcurrentText.name: TextItem,
     ThreadedLog.name: LogItem,
 }
+
+
+def _size(value: Value, what: str) -> int:
+    """The bytes of a value, about; one that does not fit is refused before anything is changed."""
+    if not isinstance(value, (str, bytes, list, dict)):
+        return 16
+    size = len(value_bytes(value))
+    if size > VALUE_BYTES_MAX:
+        raise TooLarge(
+            f"{what} of {size:,} bytes; at most {VALUE_BYTES_MAX:,} fit",
+            next_step="Put large content into a blob: party.files.add(...).",
+        )
+    return size
 
 
 def _index(index: int, length: int) -> int:

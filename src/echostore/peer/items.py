@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from echostore.kernel.errors import ModelFailed, NotFound, Refused, UsageError
 from echostore.kernel.ids import IdentityKey, ItemId, Stamp, item_text
 from echostore.kernel.items.operations import METADATA, PLACEMENT, ItemOperation
-from echostore.kernel.items.record import ACCESS_KEY, DELETED_KEY, FOREIGN_KEYS_KEY, NAME_KEY, ItemRecord
+from echostore.kernel.items.record import (
+    ACCESS_KEY,
+    DELETED_AT_KEY,
+    DELETED_KEY,
+    FOREIGN_KEYS_KEY,
+    NAME_KEY,
+    ItemRecord,
+)
 from echostore.kernel.items.tree import EMBED, MOVE, UNEMBED
 from echostore.kernel.limits import VALUE_DEPTH_MAX
 from echostore.kernel.models.property_set import DELETED, Change, Set
@@ -134,10 +141,10 @@ class Item:
 
     def delete(self) -> None:
         """Hide the item and all that hangs below it. It can be restored until an epoch discards it."""
-        self._write_metadata(Set((DELETED_KEY,), True))
+        self._write_metadata(Set((DELETED_KEY,), True), Set((DELETED_AT_KEY,), self.party.runtime.now_ms()))
 
     def restore(self) -> None:
-        self._write_metadata(Set((DELETED_KEY,), DELETED))
+        self._write_metadata(Set((DELETED_KEY,), DELETED), Set((DELETED_AT_KEY,), DELETED))
 
     def upgrade(self, version: int, convert: "Convert | None" = None) -> "Item":
         """Continue this item under another version of its model, as a new item; see docs/models.md."""

@@ -28,7 +28,9 @@ c context manager, number   a Arrow table   x deleted
 
 _RECORDS: Final = {
     "echostore.peer.anchors": ("Anchor",),
+    "echostore.peer.contacts": ("ContactDevice", "SharedContact", "SharedParty"),
     "echostore.peer.elsewhere": ("HeldElsewhere",),
+    "echostore.peer.epoch_agreement": ("AcceptedEpoch", "Judged"),
     "echostore.peer.epochs": ("EpochView",),
     "echostore.peer.history": ("Revision", "ValueDiff"),
     "echostore.peer.identity": ("JoinRequest", "Welcome"),

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from echostore.kernel.errors import NotFound, Refused, UsageError
-from echostore.kernel.ids import DeviceKey, FeedId, FeedKey, IdentityKey
+from echostore.kernel.ids import KEY_BYTES, DeviceKey, FeedId, FeedKey, IdentityKey
 from echostore.kernel.order import CONTROL
 from echostore.kernel.party.credentials import (
     AdoptLocal,
@@ -23,9 +23,10 @@ from echostore.kernel.party.credentials import (
     RoleChange,
 )
 from echostore.kernel.party.machine import Rejection
-from echostore.peer.identity import JoinRequest, Welcome
+from echostore.peer.identity import JoinRequest, Welcome, check_title, read_chain
 from echostore.wire.credentials import device_vouched, with_adoption_proof
 from echostore.wire.generated import credential_pb2
+from echostore.wire.signing import SigningKey
 
 if TYPE_CHECKING:
     from echostore.peer.party import Party
@@ -71,16 +72,15 @@ class Members:
             return list(steps)
 
     def find_key(self, text: str) -> bytes:
-        """A member, device or feed by a unique prefix of its key in hex, or a member by `@name`."""
+        """A member, group, device or feed by a unique prefix of its key in hex; a member or group by `@name`."""
         with self._party.reading() as runtime:
             machine = runtime.processor.membership.machine
             if text.startswith("@"):
                 found = {bytes(member.identity) for member in machine.members if member.name == text[1:]}
+                found |= {bytes(group.group) for group in machine.groups if group.name == text[1:]}
             else:
-                keys: set[bytes] = {bytes(member.identity) for member in machine.members}
-                keys |= {bytes(device.device) for device in machine.devices}
-                keys |= {bytes(feed.feed) for feed in machine.feeds}
-                found = {key for key in keys if text and key.hex().startswith(text.lower())}
+                # Also of whom no credential counts: that is when one asks why.
+                found = {key for key in machine.named() if text and key.hex().startswith(text.lower())}
         if not found:
             raise NotFound(f"no member, device or feed {text!r} in the party")
         if len(found) > 1:
@@ -95,7 +95,7 @@ class Members:
         if request.party != party.key:
             raise UsageError("the request is for another party")
         with party.writing() as runtime:
-            chain = [credential_pb2.Credential.FromString(request.chain)]
+            chain = read_chain(request.chain)
             assertions: list[Assertion] = []
             machine = runtime.processor.membership.machine
             if not any(member.identity == request.identity and member.role for member in machine.members):
@@ -132,6 +132,16 @@ class Members:
             length = runtime.feeds.length(FeedKey(feed))
         self._issue([self._sign(FeedRetire(FeedKey(feed), length))])
 
+    def new_group(self, name: str, role: str, members: list[bytes]) -> bytes:
+        """Admit several identities as one, under a new key, which is returned: it can be removed and given another role."""
+        check_title(name)
+        named = sorted(set(members))
+        if not named or any(len(member) != KEY_BYTES for member in named):
+            raise UsageError("a group has at least one member, each named by its identity key of 32 bytes")
+        key = SigningKey.generate().public  # nobody acts as the group, so its secret is of no use
+        self.admit_group(key, name, role, named)
+        return key
+
     def admit_group(self, group: bytes, name: str, role: str, members: list[bytes]) -> None:
         """Admit several identities as one."""
         admit = GroupAdmit(IdentityKey(group), name, self._role(role), tuple(sorted(IdentityKey(m) for m in members)))
@@ -148,7 +158,7 @@ class Members:
         party = self._party
         myself = party.peer.myself
         adoption = AdoptLocal(myself.identity, myself.device, myself.name)
-        proven = with_adoption_proof(adoption, party.key, party.peer.keys.key(myself.identity))
+        proven = with_adoption_proof(adoption, party.key, myself.identity_key)
         self._issue([self._sign(proven)])
 
     def issue_claim(self, assertion: Assertion) -> None:

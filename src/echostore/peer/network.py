@@ -10,25 +10,31 @@ held.
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Coroutine, Iterable
+import weakref
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from echostore.kernel.errors import Closed, Corrupt, EchoError, NotFound, TimedOut, Unreachable, UsageError
+from echostore.kernel.errors import Closed, Corrupt, EchoError, NotFound, Refused, TimedOut, Unreachable, UsageError
 from echostore.kernel.ids import KEY_BYTES, Cid, DeviceKey, PartyKey
 from echostore.kernel.sync.events import Progress
 from echostore.mesh.blob_exchange import BlobExchange
 from echostore.mesh.connection import ConnectionFailed, Ended
-from echostore.mesh.node import Node, Standing
+from echostore.mesh.node import Link, Node, Standing
 from echostore.mesh.policy import Flow
+from echostore.peer.bootstrap import Bootstraps
 from echostore.peer.inviting import Inviting
+from echostore.peer.own_devices import OwnDevices
 from echostore.peer.progress import PartyProgress, party_progress
 from echostore.store.meta_store import PartyState
 
 if TYPE_CHECKING:
     from echostore.kernel.sync.port import SyncPort
+    from echostore.mesh.lan_mdns import LanDiscovery
     from echostore.peer.party import Party
     from echostore.peer.peer import Peer
+    from echostore.peer.processor import PartyProcessor
+    from echostore.store.blob_store import BlobStore
     from echostore.wire.signing import SigningKey
 
 CALL_S = 30.0
@@ -66,14 +72,19 @@ class Network:
     def __init__(self, peer: "Peer") -> None:
         self._peer = peer
         self._flows: dict[bytes, Flow] = {}
-        self._watched: set[int] = set()
+        self._watched: weakref.WeakSet[PartyProcessor] = weakref.WeakSet()
         self.seen: dict[bytes, Seen] = {}
         self.node = Node(self)
         self.inviting = Inviting(peer, self)
         self.node.invitations = self.inviting
+        self.own_devices = OwnDevices(peer, self)
+        self.node.identities = self.own_devices
+        self.node.on_link.append(lambda link: self.soon(self.own_devices.review))
         self.blobs = BlobExchange(self.node, self)
         self.node.blobs = self.blobs
+        self.bootstraps = Bootstraps(peer, self)
         self._loop = asyncio.new_event_loop()
+        self.lan: LanDiscovery | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="echostore-mesh", daemon=True)
         self._thread.start()
@@ -101,14 +112,53 @@ class Network:
         except ConnectionFailed as failure:
             raise Unreachable(f"no connection to {address}: {failure}") from None
         if keep:
-            self._soon(lambda: self.node.keep_dialling(host, port, expected=link.device))
+            self.soon(lambda: self.node.keep_dialling(host, port, expected=link.device))
         return bytes(link.device)
 
     def keep_connecting(self, address: str, *, device: bytes | None = None) -> None:
         """Connect whenever the peer can be reached, from now on; nothing is raised when it can't."""
         host, port = parse_address(address)
         expected = DeviceKey(device) if device is not None else None
-        self._soon(lambda: self.node.keep_dialling(host, port, expected=expected))
+        self.soon(lambda: self.node.keep_dialling(host, port, expected=expected))
+
+    async def reach(
+        self, addresses: Iterable[str], device: DeviceKey | None = None, *, whom: str = "the peer"
+    ) -> tuple[Link, str]:
+        """A link to who answers first at one of these addresses, and the address. Runs in the node's thread."""
+        failures = []
+        for address in addresses:
+            host, port = parse_address(address)
+            try:
+                return await self.node.dial(host, port, expected=device), address
+            except ConnectionFailed as failure:
+                failures.append(f"{address}: {failure}")
+        raise Unreachable(
+            f"{whom} can't be reached: " + "; ".join(failures or ["no address is known"]),
+            next_step=f"Make sure that {whom} is running there, and try again.",
+        )
+
+    def discover(self, *, interfaces: Sequence[str] = ()) -> None:
+        """Find members on the local network by mDNS, and be found: needs the extra `lan`. A second call does nothing.
+
+        `interfaces` are own addresses of the networks to look at; without them, all. See docs/internals/network.md for
+        what others can see.
+        """
+        from echostore.mesh.lan_mdns import LanDiscovery, check_available
+        from echostore.peer.reachable import reachable_addresses
+
+        check_available()
+
+        def addresses() -> list[tuple[str, int]]:
+            return [parse_address(each) for each in reachable_addresses(self.node.addresses)]
+
+        async def start() -> None:
+            if self.lan is None:
+                self.lan = LanDiscovery(
+                    self.node, addresses=addresses, parties=self.shared_parties, interfaces=interfaces
+                )
+                await self.lan.start()
+
+        self.call(start())
 
     def disconnect(self, address: str) -> None:
         """Stop dialling an address; a connection that stands is ended."""
@@ -120,7 +170,7 @@ class Network:
                 if link.connection.dialled and link.connection.address == f"{host}:{port}":
                     link.connection.end(Ended("closing"))
 
-        self._soon(end)
+        self.soon(end)
 
     def connections(self) -> list[Connected]:
         async def collect() -> list[Connected]:
@@ -142,6 +192,11 @@ class Network:
     @property
     def addresses(self) -> list[str]:
         return list(self.node.addresses)
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Where the node lives."""
+        return self._loop
 
     @property
     def alive(self) -> bool:
@@ -173,13 +228,19 @@ class Network:
     def parties_changed(self) -> None:
         """Parties were opened, paused or closed here: the links are told."""
         if not self._closed:
-            self._soon(self.node.review)
+            self.soon(self.node.review)
+            self.soon(self.own_devices.review)
+            if self.lan is not None:
+                self.soon(self.lan.review)
 
     def close(self) -> None:
         """Say goodbye and end the thread. Never called while the peer's lock is held."""
         if self._closed:
             return
         self._closed = True
+        self.bootstraps.close()
+        if self.lan is not None:
+            asyncio.run_coroutine_threadsafe(self.lan.close(), self._loop).result()
         asyncio.run_coroutine_threadsafe(self.node.close(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -197,7 +258,8 @@ class Network:
             future.cancel()
             raise TimedOut(f"the network did not answer in {timeout_s:g} s") from None
 
-    def _soon(self, action: Any) -> None:
+    def soon(self, action: Callable[[], object]) -> None:
+        """Do something in the node's thread, after what is under way there."""
         with contextlib.suppress(RuntimeError):  # the loop has ended between the look and the call
             self._loop.call_soon_threadsafe(action)
 
@@ -227,7 +289,9 @@ class Network:
             roles = {member.identity: member.role for member in machine.members}
             entries = [entry for entry in machine.devices if entry.device == device]
         if not entries:
-            return Standing.UNKNOWN
+            # A recovered identity's new device reads before it is admitted: the identity key has signed for it.
+            present = {identity for identity, role in roles.items() if role}
+            return Standing.MEMBER if self.own_devices.proven(device, present) else Standing.UNKNOWN
         if any(not entry.revoked and roles.get(entry.identity) for entry in entries):
             return Standing.MEMBER
         return Standing.REMOVED
@@ -238,14 +302,25 @@ class Network:
     def sync_port(self, party: PartyKey) -> "SyncPort":
         return self._peer.sync_port(party)
 
+    def _open(self, party: PartyKey) -> "Party":
+        """A party of a channel; Closed when it was closed or forgotten here meanwhile."""
+        try:
+            return self._peer.party(party)
+        except (NotFound, Refused):
+            raise Closed("the party was closed here") from None
+
     def progressed(self, party: PartyKey, device: DeviceKey, progress: Progress) -> None:
-        known = self._peer.party(party)
+        known = self._open(party)
         known.announced(progress.feed, progress.held)
         known.acknowledge(device, {progress.feed: progress.held}, {progress.feed: progress.processed})
 
+    def compacted(self, party: PartyKey) -> None:
+        with self._peer.lock:
+            self.bootstraps.compacted(self._open(party))
+
     def blob(self, party: PartyKey, cid: Cid) -> bytes | None:
         with self._peer.lock:
-            store = self._peer.party(party).runtime.blobs
+            store = self._blob_store(party)
             try:
                 return store.get(cid) if store is not None else None
             except (NotFound, Corrupt):
@@ -253,14 +328,22 @@ class Network:
 
     def has_blob(self, party: PartyKey, cid: Cid) -> bool:
         with self._peer.lock:
-            store = self._peer.party(party).runtime.blobs
+            store = self._blob_store(party)
             return store is not None and store.has(cid)
 
     def keep_blobs(self, party: PartyKey, blobs: dict[Cid, bytes]) -> None:
         with self._peer.lock:
-            store = self._peer.party(party).runtime.blobs
+            store = self._blob_store(party)
             if store is not None:
                 store.put_many(blobs)
+
+    def _blob_store(self, party: PartyKey) -> "BlobStore | None":
+        """Asked for once per blob: an open party is found without a look at the disk. None: it was closed meanwhile."""
+        found = self._peer.opened(party)
+        try:
+            return (found or self._open(party)).runtime.blobs
+        except Closed:
+            return None
 
     def connected(self, device: DeviceKey, address: str) -> None:
         self.seen[device] = Seen(device, address, self._peer.now_ms(), "")
@@ -272,9 +355,11 @@ class Network:
     def _watch(self, party: "Party") -> None:
         """Hear of it when control changes who belongs."""
         processor = party.runtime.processor
-        if id(processor) not in self._watched:
-            self._watched.add(id(processor))
+        if processor not in self._watched:
+            self._watched.add(processor)
             processor.on_admission.append(self.parties_changed)
+            self.own_devices.watch(party)
+            self.bootstraps.watch(party)
 
 
 def parse_address(address: str) -> tuple[str, int]:

@@ -8,6 +8,7 @@ A new feed admits itself in the first message of its device's new control feed.
 """
 
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from echostore.kernel.errors import Corrupt, NotFound, Refused, UsageError
@@ -20,6 +21,7 @@ from echostore.kernel.party.credentials import (
     Assertion,
     ChildParty,
     Claim,
+    DeviceAdmit,
     FeedAdmit,
     FeedKind,
     PartyGenesis,
@@ -33,7 +35,7 @@ from echostore.peer.processor import PartyProcessor
 from echostore.peer.runtime import PartyRuntime
 from echostore.store.blob_store import BlobStore
 from echostore.store.feed_store import FeedStore
-from echostore.store.item_store import ItemStore
+from echostore.store.item_store import ItemStore, discard, is_marked
 from echostore.store.meta_store import KnownFeed, KnownParty, PartyState
 from echostore.wire.credentials import sign_credential, with_feed_proof
 from echostore.wire.generated import credential_pb2
@@ -47,6 +49,10 @@ _log = logging.getLogger("echostore")
 _OWN_FEEDS = "own_feeds"
 _INSTANCE = "instance"
 _PAUSED_AT = "paused_at"
+WAITS_FOR_EPOCH = "waits_for_epoch"
+"""Set while a party that was entered looks for an epoch to start from."""
+OPENS_ITSELF = "opens_itself"
+"""Set while this device's feeds in a party wait for the admission that the device writes itself."""
 
 
 class PartyOpener:
@@ -161,7 +167,7 @@ class PartyOpener:
             admits[0].proof,
             FeedKey(data.public),
             admits[1].proof,
-            myself.chain()[0].SerializeToString(),
+            tuple(link.SerializeToString() for link in myself.chain()),
         )
 
     def enter(self, welcome: Welcome) -> Party:
@@ -171,26 +177,73 @@ class PartyOpener:
             raise UsageError("this device did not ask to join the party", next_step="Call request_join first.")
         known = KnownParty(welcome.party, welcome.title, welcome.genesis_feed, peer.now_ms())
         runtime = self._start(known, own[0], own[1])
+        self._hold_data(runtime)
         self._remember(known, own[0], own[1])
         return self._party(known, runtime)
+
+    def enter_as_device(self, welcome: Welcome) -> Party:
+        """Follow a party of this device's identity, with feeds that `admit_itself` will admit."""
+        peer = self._peer
+        control, data = SigningKey.generate(), SigningKey.generate()
+        peer.keep_feed_keys(welcome.party, [control, data])
+        known = KnownParty(welcome.party, welcome.title, welcome.genesis_feed, peer.now_ms())
+        runtime = self._start(known, control, data)
+        self._hold_data(runtime)
+        peer.meta.set_setting(OPENS_ITSELF, True, party=known.key)
+        self._remember(known, control, data)
+        return self._party(known, runtime)
+
+    def admit_itself(self, party: Party) -> bool:
+        """Admit this device's feeds in the first block of its control feed; False while control does not allow it.
+
+        It does once it says that the identity is a member and this device one of its devices. The device of a recovered
+        identity is admitted by the identity key, in the same block.
+        """
+        peer, myself, runtime = self._peer, self._peer.myself, party.runtime
+        if runtime.control is None or runtime.data is None:
+            return False
+        if runtime.control.cursor.length == 0:
+            machine = runtime.processor.membership.machine
+            known = [
+                each for each in machine.devices if (each.identity, each.device) == (myself.identity, myself.device)
+            ]
+            present = any(member.identity == myself.identity and member.role for member in machine.members)
+            if not present or any(each.revoked for each in known) or not (known or myself.holds_identity_key):
+                return False
+            credentials = [] if known else [self._admit_device_by_root(party.key)]
+            for own, kind in ((runtime.control, FeedKind.CONTROL), (runtime.data, FeedKind.DATA)):
+                admit = self._admit_feed(party.key, peer.keys.key(own.cursor.key), kind, identity=myself.identity)
+                credentials.append(self.sign(party.key, admit, identity=myself.identity))
+            runtime.issue(credentials)
+        peer.meta.set_setting(OPENS_ITSELF, None, party=party.key)
+        return True
+
+    def _admit_device_by_root(self, party: PartyKey) -> credential_pb2.Credential:
+        myself = self._peer.myself
+        admit = DeviceAdmit(myself.identity, myself.device, myself.device_name)
+        claim = Claim(party, myself.identity, DeviceKey(myself.identity), admit, issued_ms=self._peer.now_ms())
+        return sign_credential(claim, myself.identity_key)
 
     # opening
 
     def open(self, known: KnownParty) -> Party:
         peer = self._peer
+        path = peer.home.party(known.key).feeds
+        if not path.exists():  # before a writer makes an empty one
+            raise _feeds_gone(known, path)
         if known.child_of is not None:
             parent = peer.party(known.child_of)
             runtime = self._runtime(known, parent=parent)
         else:
             runtime = self._runtime(known)
+        if not runtime.feeds.feeds() and runtime.feeds.about("created_ms") is None:  # an empty file in its place
+            runtime.abandon()
+            raise _feeds_gone(known, path)
         if not peer.read_only:
             own = self._own_feeds(known.key)
             if own is not None and not runtime.feeds.has_feed(FeedKey(own[1].public)):
-                runtime.close()
-                raise Corrupt(
-                    f"the feeds of party {known.key.hex()[:8]} are gone from {peer.home.party(known.key).feeds}",
-                    next_step="Restore the file from a backup, or forget the party and join it again.",
-                )
+                runtime.abandon()
+                raise _feeds_gone(known, path)
             if own is not None and self.must_renew(runtime.feeds):
                 self._renew(known, runtime)
             elif own is not None:
@@ -201,7 +254,35 @@ class PartyOpener:
         if not peer.read_only and not runtime.processor.paused:
             party.report_forks()
             runtime.reissues.look()
+            runtime.follower.review()
+            self._rebase(party)
         return party
+
+    def _rebase(self, party: Party) -> None:
+        """Where this device's feed was retired while it was away, go on with a new one."""
+        from echostore.peer.retiring import rebase_retired
+
+        rebased = rebase_retired(party)
+        if rebased is not None:
+            _log.warning(
+                "the feed of this device in party %s was retired: %d operations were written again, %d stay behind",
+                party.key.hex()[:8],
+                rebased.operations,
+                rebased.left,
+            )
+
+    def open_data_feed(self, party: Party) -> None:
+        """Go on with a new data feed of this device, which the device admits itself in its control feed."""
+        runtime, peer = party.runtime, self._peer
+        data = SigningKey.generate()
+        peer.keep_feed_keys(party.key, [data])
+        identity = self.identity_in(party)
+        admit = self._admit_feed(party.key, data, FeedKind.DATA, identity=identity)
+        runtime.feeds.add_feed(FeedKey(data.public), "data", own=True)
+        runtime.adopt(DATA, data)
+        runtime.issue([self.sign(party.key, admit, identity=identity)])
+        own = self._own_feeds(party.key)
+        self._remember(peer.meta.party(party.key), own[0] if own is not None else None, data)
 
     def _renew(self, known: KnownParty, runtime: PartyRuntime) -> None:
         """Open new feeds, admitted by this device itself in its new control feed."""
@@ -236,6 +317,12 @@ class PartyOpener:
 
     # parts
 
+    def _hold_data(self, runtime: PartyRuntime) -> None:
+        """On the network, look for an epoch before any data is asked for."""
+        if self._peer.on_network:
+            self._peer.meta.set_setting(WAITS_FOR_EPOCH, True, party=runtime.party)
+            runtime.data_held = True
+
     def _start(
         self, known: KnownParty, control: SigningKey | None, data: SigningKey, *, parent: Party | None = None
     ) -> PartyRuntime:
@@ -255,25 +342,29 @@ class PartyOpener:
         runtime.adopt(DATA, data)
         return runtime
 
-    def _runtime(self, known: KnownParty, *, parent: Party | None = None) -> PartyRuntime:
+    def folded_anew(self, known: KnownParty) -> Party:
+        """A party as its feeds alone give it, in memory and read-only: to compare the stored items with."""
+        parent = None if known.child_of is None else self._peer.party(known.child_of)
+        return self._party(known, self._runtime(known, parent=parent, stored_items=False))
+
+    def _runtime(self, known: KnownParty, *, parent: Party | None = None, stored_items: bool = True) -> PartyRuntime:
         peer = self._peer
         folder = peer.home.party(known.key)
-        writable = not peer.read_only
+        writable = not peer.read_only and stored_items
         feeds = FeedStore(folder.feeds, known.key, writable=writable)
         items: ItemStore | None = None
         blobs: BlobStore | None = None
         try:
-            items = self._open_items(known)
+            items = self._open_items(known) if stored_items else None
             blobs = BlobStore(folder.blobs, writable=writable) if writable or folder.blobs.exists() else None
-            processor = PartyProcessor(
-                known.key,
-                feeds=feeds,
-                items=items,
-                factory=peer.models,
-                parent=parent.runtime.processor if parent else None,
-                limit=self._limit(known),
-            )
-            processor.open()
+            try:
+                processor = self._processor(known, feeds, items, blobs, parent)
+            except Corrupt as error:
+                if items is None or not items.damaged:
+                    raise
+                items.close()
+                items = self._items_anew(known, error)
+                processor = self._processor(known, feeds, items, blobs, parent)
             if processor.items is None and items is not None:
                 items.close()
                 items = None
@@ -284,8 +375,36 @@ class PartyOpener:
             raise
         runtime = PartyRuntime(processor, feeds=feeds, items=items, blobs=blobs, now_ms=peer.now_ms, writable=writable)
         runtime.declared.update(peer.meta.setting("declared", [], party=known.key))
+        runtime.data_held = bool(peer.meta.setting(WAITS_FOR_EPOCH, False, party=known.key))
         runtime.source.declared = frozenset(runtime.declared)
         return runtime
+
+    def _processor(
+        self,
+        known: KnownParty,
+        feeds: FeedStore,
+        items: ItemStore | None,
+        blobs: BlobStore | None,
+        parent: Party | None,
+    ) -> PartyProcessor:
+        above = parent.runtime.processor if parent else None
+        processor: PartyProcessor | None = None
+        try:
+            processor = PartyProcessor(
+                known.key,
+                feeds=feeds,
+                items=items,
+                factory=self._peer.models,
+                blobs=blobs,
+                parent=above,
+                limit=self._limit(known),
+            )
+            processor.open()
+            return processor
+        except BaseException:
+            if above is not None and processor in above.children:
+                above.children.remove(processor)
+            raise
 
     def pause(self, party: Party) -> None:
         """Remember, durably, how far a party was processed, and process no further."""
@@ -298,24 +417,26 @@ class PartyOpener:
         return None if paused_at is None else Anchor.parse(paused_at)
 
     def _open_items(self, known: KnownParty) -> ItemStore | None:
-        """The ItemStore; a damaged one is derived data and made anew."""
-        folder = self._peer.home.party(known.key)
+        """The ItemStore; a damaged one is derived data and made anew. A reader does without it."""
+        path = self._peer.home.party(known.key).items
         writable = not self._peer.read_only
-        if not writable and not folder.items.exists():
+        if not writable and (not path.exists() or is_marked(path)):
             return None
+        if is_marked(path) or not path.exists():
+            discard(path)  # also the log of a file that somebody removed: SQLite would fill the new one from it
         try:
-            items = ItemStore(folder.items, writable=writable)
-            if not writable:
-                # One checkpoint for as long as it is open: the next one belongs to blocks that are not folded here.
-                items.database.rows("BEGIN")
-                items.cursors()
-            return items
-        except Corrupt:
-            if not writable:
-                return None
-            for suffix in ("", "-wal", "-shm"):
-                folder.items.with_name(folder.items.name + suffix).unlink(missing_ok=True)
-            return ItemStore(folder.items, writable=True)
+            return ItemStore(path, writable=writable)
+        except Corrupt as error:
+            return self._items_anew(known, error)
+
+    def _items_anew(self, known: KnownParty, error: Corrupt) -> ItemStore | None:
+        """Instead of a damaged ItemStore: an empty one, to be filled from the feeds; none for a reader."""
+        path = self._peer.home.party(known.key).items
+        _log.warning("%s The items of party %s are folded from its feeds anew.", error.what, known.key.hex()[:8])
+        if self._peer.read_only:
+            return None
+        discard(path)
+        return ItemStore(path)
 
     def _party(self, known: KnownParty, runtime: PartyRuntime) -> Party:
         return Party(self._peer, runtime, title=known.title, lock=self._peer.lock)
@@ -376,3 +497,10 @@ class PartyOpener:
         """The admission of an own feed, with the feed's consent."""
         admit = FeedAdmit(FeedKey(key.public), kind, identity, self._peer.myself.device, child)
         return with_feed_proof(admit, party, key)
+
+
+def _feeds_gone(known: KnownParty, path: Path) -> Corrupt:
+    return Corrupt(
+        f"the feeds of party {known.key.hex()[:8]} are gone from {path}",
+        next_step="Restore the file from a backup, or forget the party and join it again.",
+    )

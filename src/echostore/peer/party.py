@@ -6,15 +6,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from echostore.kernel.errors import Closed, NotFound, Refused, UsageError
-from echostore.kernel.ids import (
-    ITEM_ID_BYTES,
-    KEY_BYTES,
-    SYSTEM_TYPE,
-    ItemId,
-    PartyKey,
-    item_from_text,
-    item_text,
-)
+from echostore.kernel.ids import ITEM_ID_BYTES, KEY_BYTES, SYSTEM_TYPE, ItemId, PartyKey, item_from_text, item_text
 from echostore.kernel.items.operations import GENESIS, METADATA, ItemOperation, Reject
 from echostore.kernel.items.record import NAME_KEY, Genesis, ItemRecord
 from echostore.kernel.models.property_set import Change, PropertySet, Set
@@ -30,6 +22,7 @@ from echostore.peer.live import LiveHub
 from echostore.peer.published_models import PublishedModel, publish_model, published_models
 from echostore.peer.query import Query, query_over
 from echostore.peer.receipts import Receipt
+from echostore.peer.refreshing import refresh
 from echostore.peer.runtime import PartyRuntime
 from echostore.peer.schema import Schemas, create_from_object, schema_type
 from echostore.peer.snapshots import Snapshot, open_snapshot, take_snapshot
@@ -401,6 +394,10 @@ class Party:
     def stream(self, after: Anchor | str | None = None) -> Stream:
         """The delivered messages after an anchor, in causal order."""
         return Stream(self, after)
+
+    def refresh(self) -> bool:
+        """In a read-only peer: take in what the process that writes the home has written since; False if nothing."""
+        return refresh(self)
 
     def as_of(self, moment: Any) -> "Party":
         """The party at a timeframe, anchor or time, read-only."""

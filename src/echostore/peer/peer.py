@@ -15,10 +15,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from echostore.kernel.errors import Closed, Corrupt, EchoError, Locked, NotFound, Refused, UsageError
-from echostore.kernel.ids import PartyKey
+from echostore.kernel.errors import Closed, Corrupt, EchoError, NotFound, Refused, UsageError
+from echostore.kernel.ids import DeviceKey, PartyKey
 from echostore.kernel.values import kind_of, parse_locator
 from echostore.peer import arguments
+from echostore.peer.doorstep import open_peer
+from echostore.peer.epoch_keeper import EpochKeeper
 from echostore.peer.identity import JoinRequest, Welcome, check_title
 from echostore.peer.identity import Self as OwnSelf
 from echostore.peer.model_registry import PeerModels, forget_unreadable_items
@@ -31,47 +33,23 @@ from echostore.peer.view_classes import ViewClasses
 from echostore.store.home import Home
 from echostore.store.instance import check_in
 from echostore.store.key_store import KeyStore, KeyUse
+from echostore.store.lock import HomeLock
 from echostore.store.meta_store import KnownParty, MetaStore, PartyState
+from echostore.store.sqlite import connect_memory
 from echostore.wire.signing import SigningKey
 
 if TYPE_CHECKING:
+    from echostore.peer.contacts import SharedContact
     from echostore.peer.epochs import Epochs
+    from echostore.peer.inviting import Invitation
     from echostore.peer.network import Network
+
+__all__ = ["Peer", "open_peer"]
 
 _log = logging.getLogger("echostore")
 
 FLUSH_AFTER_S = 0.1
 """How long a write may stay in memory alone: a tenth of a second of typing makes one block."""
-
-
-def open_peer(
-    path: str | os.PathLike[str],
-    *,
-    name: str | None = None,
-    passphrase: str | None = None,
-    create: bool = True,
-    read_only: bool = False,
-    background: bool = True,
-    now_ms: Callable[[], int] | None = None,
-    attach: bool = True,
-) -> "Peer":
-    """Open the peer whose data is in a folder; with `create`, make it on first use.
-
-    While `echostore serve` has the home open, that process does the work: what is returned stands for its peer. With
-    `attach=False` the home is opened by this process or not at all.
-    """
-    home = Home.open(path, create=create and not read_only)
-    try:
-        return Peer(home, name=name, passphrase=passphrase, read_only=read_only, background=background, now_ms=now_ms)
-    except Locked:
-        if not attach or now_ms is not None:
-            raise
-        from echostore.peer.attached import attach as attach_to
-
-        running: Peer | None = attach_to(home, name=name)
-        if running is None:
-            raise
-        return running
 
 
 class Peer:
@@ -86,16 +64,18 @@ class Peer:
         read_only: bool,
         background: bool,
         now_ms: Callable[[], int] | None,
+        lock: HomeLock | None = None,
     ) -> None:
         self.home = home
         self.read_only = read_only
         self.lock = threading.RLock()
         self.now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
         self.models = PeerModels(self)
-        self._file_lock = None if read_only else home.lock()
+        self._file_lock = None if read_only else lock or home.lock()
         self.closed = False
         self._parties: dict[PartyKey, Party] = {}
         self._network: Network | None = None
+        self.epoch_keeper = EpochKeeper(self, background=background and not read_only)
         try:
             self.instance = None if read_only else check_in(home)
             self.keys = self._open_keys(passphrase)
@@ -124,7 +104,18 @@ class Peer:
         return KeyStore.create(self.home.keys, passphrase)
 
     def _open_meta(self) -> MetaStore:
-        """The MetaStore. A damaged or empty one is put aside and made anew: the parties' own files say the same."""
+        """The MetaStore. A damaged or empty one is put aside and made anew: the parties' own files say the same.
+
+        Without the file a reader reads the same from the parties' files, into memory.
+        """
+        if self.read_only and not self.home.meta.exists():
+            _log.warning(
+                "%s is missing: parties are told from their own files. Run `echostore init` to make it anew",
+                self.home.meta,
+            )
+            meta = MetaStore(self.home.meta, connect=connect_memory)
+            meta.rebuild(self.home)
+            return meta
         try:
             meta = self._sound_meta()
         except Corrupt:
@@ -170,6 +161,29 @@ class Peer:
     @property
     def device(self) -> bytes:
         return self.myself.device
+
+    @property
+    def contacts(self) -> "list[SharedContact]":
+        """The other members of this peer's parties: who they are, what is shared with them, when they were last seen."""
+        from echostore.peer.contacts import contacts
+
+        with self.lock:
+            self._check_open()
+            return contacts(self, self._network)
+
+    def recovery_phrase(self) -> str:
+        """The 24 words that bring this peer's identity back on an empty machine. Whoever has them is this identity."""
+        from echostore.peer.recovery import phrase_of
+
+        self._check_writable()
+        return phrase_of(self.myself.identity_key)
+
+    def forget_identity_key(self) -> None:
+        """Take the identity's key off this device, for good: from then on only its recovery phrase has it."""
+        self._check_writable()
+        with self.lock:
+            _ = self.myself.identity_key
+            self.myself.let_go_of_identity_key()
 
     def rename(self, name: str) -> None:
         """Change the name that parties made or joined from now on see; `members.set_profile` tells one that is there."""
@@ -260,9 +274,15 @@ class Peer:
 
     def _keep(self, party: Party) -> Party:
         party.runtime.on_write = self._written
+        self.epoch_keeper.watch(party)
         self._parties[party.key] = party
         self._parties_changed()
         return party
+
+    def opened(self, key: PartyKey) -> Party | None:
+        """A party that is open; None when it is not, or is not here."""
+        party = self._parties.get(key)
+        return party if party is not None and not party.runtime.closed else None
 
     def open_parties(self) -> list[Party]:
         return [party for party in self._parties.values() if not party.runtime.closed]
@@ -300,6 +320,12 @@ class Peer:
         with self.lock:
             return self._keep(self.opener.enter(arguments.instance(welcome, Welcome, "a welcome")))
 
+    def enter_as_device(self, welcome: Welcome) -> Party:
+        """Start following a party of this peer's identity that another device of it is in."""
+        self._check_writable()
+        with self.lock:
+            return self._keep(self.opener.enter_as_device(arguments.instance(welcome, Welcome, "a welcome")))
+
     def import_party(self, path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None) -> Party:
         """Read a party from a file that `export_party` wrote. Everything in it is checked first."""
         from echostore.peer.transfer import import_party
@@ -327,7 +353,13 @@ class Peer:
                 from echostore.peer.network import Network
 
                 self._network = Network(self)
+                self.epoch_keeper.wake()
             return self._network
+
+    @property
+    def on_network(self) -> bool:
+        """Whether this peer listens, or has tried to connect."""
+        return self._network is not None
 
     def listen(self, address: str) -> str:
         """Take connections of other members at `host:port`; port 0 takes a free one. Returns the address in use."""
@@ -340,6 +372,38 @@ class Peer:
     def join(self, ticket: str, passcode: str | None = None, *, timeout: float = 30.0) -> Party:
         """Enter a party with a ticket, and the passcode that belongs to it. What is held there follows by itself."""
         return self.network.inviting.join(ticket, passcode, timeout)
+
+    def invite_device(self, *, expires_s: float = 600.0) -> "Invitation":
+        """A ticket and a passcode for one more device of this peer's identity."""
+        return self.network.inviting.invite_device(expires_s=expires_s)
+
+    def join_device(self, ticket: str, passcode: str | None = None, *, timeout: float = 30.0) -> list[Party]:
+        """Become a device of another identity with a ticket of `invite_device`, and enter its parties.
+
+        This home's own identity must not be in any party. What is held elsewhere follows by itself.
+        """
+        return self.network.inviting.join_device(ticket, passcode, timeout)
+
+    def revoke_device(self, device: bytes) -> list[Party]:
+        """Shut a device of this identity out of all its parties, and return those. What it wrote and this peer has not
+        seen leaves the state. It is told of no other party."""
+        key = DeviceKey(arguments.key(device, "a device"))
+        if key == self.device:
+            raise Refused("this is the own device", next_step="Revoke it from another device.")
+        with self.lock:
+            revoked = self.network.own_devices.revoke(key)
+        self._parties_changed()
+        return revoked
+
+    def recover(self, phrase: str, *sources: str, timeout: float = 30.0) -> list[Party]:
+        """Become a device of the identity in a recovery phrase, and enter the parties that members know of.
+
+        `sources` are addresses of members, or tickets they made. This home's own identity must not be in any party.
+        """
+        from echostore.peer.recovery import recover
+
+        self._check_writable()
+        return recover(self, arguments.text(phrase, "a phrase"), sources, timeout)
 
     def _parties_changed(self) -> None:
         if self._network is not None:
@@ -429,6 +493,7 @@ class Peer:
 
     def close(self) -> None:
         """Make everything durable, release the files and the lock. A second call does nothing."""
+        self.epoch_keeper.close()
         network, self._network = self._network, None
         if network is not None:
             if not self.closed:

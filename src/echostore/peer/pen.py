@@ -13,6 +13,12 @@ EDITS_MAX = 4096
 EDIT_CHARACTERS = 256
 """A long insertion counts as one more edit for each of these, so that a message stays well below a block's limit."""
 
+OPEN_BYTES_MAX = 2 * 1024 * 1024
+"""Bytes of long insertions and list elements that are open at a time; they are sealed before more would be."""
+
+INSERT_BYTES_MAX = 4 * 1024 * 1024
+"""One insertion into a text. It must fit one block, with what stands around it."""
+
 
 class Pen:
     """Bound editing calls of one model, and how many edits are left before a seal is due."""

@@ -33,12 +33,11 @@ def control_timeframe(orderer: Orderer) -> Timeframe:
 
 
 def allowed_last(orderer: Orderer, admission: Admission, cursor: FeedCursor) -> Position | None:
-    """The last processed block of a data feed that counts; None when none does."""
+    """The last processed block of a data feed that counts; None when none does. What the base holds counts for good."""
     record = admission.by_id.get(cursor.id)
-    if record is None:
-        return None
-    best = -1
-    for interval in record.intervals:
+    base = orderer.base.get(cursor.id)
+    best = base.length - 1 if base is not None else -1
+    for interval in record.intervals if record is not None else ():
         if interval.role is Role.READER or interval.start >= cursor.length:
             continue
         end = cursor.length if interval.end is None else min(interval.end, cursor.length)

@@ -24,7 +24,6 @@ from echostore.kernel.ids import (
     PartyKey,
     created_item_id,
     feed_id,
-    item_from_text,
 )
 from echostore.kernel.items.operations import ItemOperation, Reject, WriterRole
 from echostore.kernel.items.record import ItemRecord
@@ -37,11 +36,14 @@ from echostore.kernel.party.credentials import FeedKind, Role
 from echostore.kernel.reasons import Reason
 from echostore.kernel.timeframe import Dependency, Timeframe
 from echostore.peer.anchors import Anchor
-from echostore.peer.checkpoints import load_cursors, load_moves, load_record
+from echostore.peer.base_epoch import BaseEpoch
+from echostore.peer.base_standing import stand_on_stored, start_from_base, take_checkpoint
+from echostore.peer.checkpoints import load_moves, load_record
 from echostore.peer.positions import control_timeframe, data_timeframe, dependencies
 from echostore.peer.reading import BlockReader
-from echostore.peer.refolding import LACKING, refold, refold_found, refold_moved
+from echostore.peer.refolding import refold, refold_found, refold_moved
 from echostore.peer.rejections import listed_rejects
+from echostore.store.blob_store import BlobStore
 from echostore.store.feed_store import FeedStore
 from echostore.store.item_store import ItemStore
 from echostore.wire.control import Membership
@@ -96,6 +98,7 @@ class PartyProcessor:
         feeds: FeedStore,
         items: ItemStore | None,
         factory: ModelFactory,
+        blobs: BlobStore | None = None,
         parent: "PartyProcessor | None" = None,
         limit: Anchor | None = None,
     ) -> None:
@@ -103,6 +106,9 @@ class PartyProcessor:
         self.feeds = feeds
         self.items = items
         self.factory = factory
+        self.blobs = blobs
+        self.base: BaseEpoch | None = None
+        """The epoch that the state is folded from; None: from the beginning."""
         self.parent = parent
         self.membership: Membership = parent.membership if parent else Membership(party)
         self.reader = BlockReader(feeds)
@@ -137,22 +143,11 @@ class PartyProcessor:
 
     def open(self) -> None:
         """Fold control, take the items from the last checkpoint where it fits, and fold the tail."""
+        stand_on_stored(self)
         self._follow_control()
-        checkpoint = load_cursors(self.items) if self.items else None
-        if checkpoint is not None and checkpoint.admission == self.admission.digest and self._fits(checkpoint.cursors):
-            for cursor in checkpoint.cursors:
-                self._follow(cursor)
-            self.state.wanted.update(
-                item_from_text(reject.detail) for reject in self.rejects() if reject.reason in LACKING
-            )
-        elif checkpoint is not None and checkpoint.cursors:
-            self.counters.rebuilds += 1
-            assert self.items is not None
-            if self.items.database.writable:
-                self.items.clear()
-            else:
-                self.items = None  # a reader beside the writer can't renew it, and does without
-            self.state = self._blank_state()
+        if not take_checkpoint(self):
+            self.state.start_over(load_moves(self.items) if self.items else ())
+            start_from_base(self)
         self._follow_data()
         self.advance(list(self.orderer.cursors))
 
@@ -162,20 +157,12 @@ class PartyProcessor:
             self.factory,
             load=self._load,
             identity_of=self.identity_of,
+            base_length=self.base_length,
             moves=load_moves(self.items) if self.items else (),
         )
 
     def _load(self, item: ItemId) -> ItemRecord | None:
         return load_record(self.items, item, self.factory) if self.items else None
-
-    def _fits(self, cursors: Iterable[FeedCursor]) -> bool:
-        """Whether the feeds still hold what the checkpoint was made from."""
-        for cursor in cursors:
-            if not self.feeds.has_feed(cursor.key) or self.feeds.length(cursor.key) < cursor.length:
-                return False
-            if cursor.length and self.feeds.link_at(cursor.key, cursor.length - 1) != cursor.link:
-                return False
-        return True
 
     def _follow_control(self) -> None:
         if self.parent is not None:
@@ -184,7 +171,7 @@ class PartyProcessor:
             return
         for held in self.feeds.feeds():
             if held.kind == CONTROL and feed_id(held.key) not in self.orderer.cursors:
-                self._follow(FeedCursor(held.key, CONTROL))
+                self.follow(FeedCursor(held.key, CONTROL))
         control = [feed for feed, cursor in self.orderer.cursors.items() if cursor.kind == CONTROL]
         for event in self.orderer.run(control):
             self._take_control(event)
@@ -212,16 +199,16 @@ class PartyProcessor:
         """Follow every admitted data feed of which something is held."""
         for feed, record in self.admission.by_id.items():
             if record.kind is FeedKind.DATA and feed not in self.orderer.cursors and self.feeds.has_feed(record.feed):
-                self._follow(FeedCursor(record.feed, DATA))
+                self.follow(FeedCursor(record.feed, DATA))
 
-    def _follow(self, cursor: FeedCursor) -> None:
+    def follow(self, cursor: FeedCursor) -> None:
         if cursor.id in self.orderer.cursors:
             return
-        cursor.held = self._held_length(cursor.kind, cursor.key)
+        cursor.held = self.held_length(cursor.kind, cursor.key)
         self.orderer.add(cursor)
         self._follow_branches(cursor)
 
-    def _held_length(self, kind: str, key: FeedKey) -> int:
+    def held_length(self, kind: str, key: FeedKey) -> int:
         """How much of a feed there is to process; the past sees less, and so does a paused party."""
         length = self.feeds.length(key)
         if self.limit is None or self.feeds.feed(key).own:  # own blocks build on what was processed when they were made
@@ -276,6 +263,10 @@ class PartyProcessor:
         else:
             self.advanced.add(own.id)
 
+    def base_length(self, feed: FeedId) -> int:
+        """How many blocks of a feed lie inside the base epoch."""
+        return self.base.length(feed) if self.base is not None else 0
+
     def identity_of(self, feed: FeedId) -> IdentityKey | None:
         record = self.admission.by_id.get(feed)
         return record.identity if record else None
@@ -291,7 +282,7 @@ class PartyProcessor:
             cursor = self.orderer.cursors.get(feed)
             if cursor is None and self.feeds.feed(key).kind == CONTROL and self.parent is None:
                 cursor = FeedCursor(key, CONTROL)
-                self._follow(cursor)
+                self.follow(cursor)
         if cursor is None:
             return
         if not self.paused:

@@ -29,6 +29,15 @@ EXACT_FLOAT_MAX = 1 << 53
 
 Columns = dict[str, list[Value]]
 
+_FIXED = {
+    "party": lambda pyarrow: pyarrow.string(),
+    "item": lambda pyarrow: pyarrow.string(),
+    "type": lambda pyarrow: pyarrow.string(),
+    "parent": lambda pyarrow: pyarrow.string(),
+    "deleted": lambda pyarrow: pyarrow.bool_(),
+}
+"""What the first columns hold, for an answer without rows: it goes together with others."""
+
 
 def columns(spec: QuerySpec, result: Result[Token], several: bool) -> Columns:
     """The answer by column, as plain values; `several` adds the party."""
@@ -60,7 +69,7 @@ def arrow_table(named: Columns) -> Any:
     arrays = {}
     for name, values in named.items():
         plain = [_plain(value) for value in values]
-        kind = _arrow_type(pyarrow, plain)
+        kind = _FIXED[name](pyarrow) if not plain and name in _FIXED else _arrow_type(pyarrow, plain)
         if kind is None:
             kind, plain = pyarrow.string(), [None if value is None else _json(value) for value in values]
         arrays[name] = pyarrow.array(plain, type=kind)

@@ -49,6 +49,11 @@ class BlockReader:
         self._current[place] = (seq, held)
         return held
 
+    def forget(self) -> None:
+        """Cursors were put elsewhere: what was read ahead is of no use."""
+        self._ahead.clear()
+        self._current.clear()
+
     def lookup(self, cursor: FeedCursor, seq: int) -> Mark:
         """Content and depth of one processed block."""
         if cursor.branch:

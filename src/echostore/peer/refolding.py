@@ -43,7 +43,9 @@ def refold_moved(processor: "PartyProcessor", before: Admission, after: Admissio
         if cursor.kind != DATA or not cursor.length:
             continue
         old, new = before.by_id.get(feed), after.by_id.get(feed)
-        for start, end in _differences(old.intervals if old else (), new.intervals if new else (), cursor.length):
+        below = processor.base_length(feed)
+        for first, end in _differences(old.intervals if old else (), new.intervals if new else (), cursor.length):
+            start = max(first, below)  # what the base holds counts for good
             for seq in range(start, end):
                 items.update(operation.item for operation in processor.operations_at(feed, seq))
             _renew_block_rejects(processor, feed, start, end)
@@ -76,10 +78,16 @@ def refold_found(processor: "PartyProcessor") -> None:
 
 def _fold_again(processor: "PartyProcessor", items: frozenset[ItemId]) -> None:
     state = processor.state
+    base = processor.base
     messages = [
-        message for feed, seq in processor.places(items) if (message := _message(processor, feed, seq)) is not None
+        message
+        for feed, seq in processor.places(items)
+        if seq >= processor.base_length(feed) and (message := _message(processor, feed, seq)) is not None
     ]
     state.forget(items)
+    if base is not None:
+        records = (base.record(item) for item in items)
+        state.restore((record for record in records if record is not None), base.moves_of(items))
     processor.forget_rejects(
         (message.feed, message.seq, position)
         for message in messages
@@ -133,7 +141,9 @@ def _lacking(processor: "PartyProcessor", missing: set[ItemId]) -> set[ItemId]:
     return {
         processor.operations_at(FeedId(reject.feed), reject.seq)[reject.position].item
         for reject in processor.rejects()
-        if reject.reason in LACKING and reject.detail in texts
+        if reject.reason in LACKING
+        and reject.detail in texts
+        and reject.seq >= processor.base_length(FeedId(reject.feed))
     }
 
 

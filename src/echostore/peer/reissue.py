@@ -150,13 +150,16 @@ class Reissues:
         assert self._runtime.data is not None
         entries: list[tuple[Any, Stamp, int]] = []
         deleted: set[Atom] = set()
+        base = processor.base.record(record.item) if processor.base is not None else None
         for feed, seq in processor.places(frozenset({record.item})):
+            if seq < processor.base_length(feed):
+                continue  # the base has it, and what the base has is not excluded
             for body, stamp in self._updates(record, feed, seq):
                 entries.append((body, stamp, 0))
                 if feed != self._runtime.data.feed and processor.writer(feed, seq) is not None:
                     deleted.update(_deleted_atoms(body.update, writer))
         entries.sort(key=lambda entry: entry[1])
-        seen = type(record.model)(record.item)
+        seen = base.model if base is not None else type(record.model)(record.item)
         seen.apply_many(entries)
         return seen, deleted
 

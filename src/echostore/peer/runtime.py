@@ -23,9 +23,11 @@ from echostore.kernel.order import CONTROL, DATA, FeedCursor
 from echostore.kernel.party.credentials import Role
 from echostore.kernel.reasons import Reason
 from echostore.peer.anchors import Anchor
+from echostore.peer.base_following import BaseFollower
+from echostore.peer.base_install import BASE_MARK
 from echostore.peer.checkpoints import cursor_rows, decode_values, index_key, move_rows, state_rows
 from echostore.peer.model_registry import COMMUTING_MARK, commuting_mark
-from echostore.peer.pen import EDITS_MAX, Pen
+from echostore.peer.pen import EDITS_MAX, OPEN_BYTES_MAX, Pen
 from echostore.peer.processor import PartyProcessor
 from echostore.peer.reissue import Reissues
 from echostore.peer.source import PartySource
@@ -72,10 +74,13 @@ class PartyRuntime:
         self.data: OwnFeed | None = None
         self.control: OwnFeed | None = None
         self.declared: set[str] = set()
+        self.data_held = False
+        """While the party waits for its epoch: data feeds are not asked for."""
         self.source = PartySource(processor.state, items, block_time=self._block_time)
         self.source.touched(processor.state.dirty)  # the tail was folded before anybody listened
         self.open_edits: dict[ItemId, ItemRecord] = {}
         self.edit_count = 0
+        self.edit_bytes = 0
         self._pens: dict[ItemId, Pen] = {}
         self.undo_images = UndoImages()
         self.schema_count = 0
@@ -87,6 +92,7 @@ class PartyRuntime:
         processor.before_refold = self.flush_blocks
         self.reissues = Reissues(self)
         processor.listeners.append(lambda changed, delivered: self.source.touched(changed))
+        self.follower = BaseFollower(self)
 
     @property
     def state(self) -> Any:
@@ -135,16 +141,23 @@ class PartyRuntime:
             raise Closed("the party has been closed", next_step="Open the peer again.")
         if not self.writable:
             raise Refused("the party is open read-only")
-        if self.failure is not None:
-            raise self.failure
+        failure = self.failure
+        if failure is not None:
+            if isinstance(failure, Refused):  # of edits that were sealed in the background: told once, and they are out
+                self.failure = None
+            raise failure
 
     # writing data
 
     def next_item(self) -> ItemId:
         """The id that a genesis written now will have."""
         assert self.data is not None
-        position = len(self._batch.operations) if self._batch else 0
-        return created_item_id(self.data.feed, self.data.cursor.length, position)
+        return created_item_id(self.data.feed, self.data.cursor.length, self.next_position)
+
+    @property
+    def next_position(self) -> int:
+        """Where in its message the next operation will stand."""
+        return len(self._batch.operations) if self._batch else 0
 
     def operate(self, operations: list[ItemOperation], *, undoes: int | None = None) -> None:
         """Write operations: into the open batch, or as one message."""
@@ -277,15 +290,38 @@ class PartyRuntime:
     def seal_edits(self) -> None:
         """Turn open edits into one message of their own."""
         operations = self._take_edits()
-        if operations:
-            try:
-                self._write(operations, self.writer(), undoes=None)
-            except Refused:
-                # They are in the state and will never be in a message: take them out again.
-                self.processor.refold({operation.item for operation in operations})
-                self.processor.finish()
-                raise
-        self.processor.finish()
+        try:
+            if operations:
+                self._seal_together(operations)
+        finally:
+            self.processor.finish()
+
+    def _seal_together(self, operations: list[ItemOperation]) -> None:
+        try:
+            self._write(operations, self.writer(), undoes=None)
+        except Refused as error:
+            if isinstance(error, TooLarge) and len(operations) > 1:  # several texts, each within the limit
+                half = len(operations) // 2
+                try:
+                    self._seal_together(operations[:half])
+                finally:
+                    self._seal_together(operations[half:])
+                return
+            # They are in the state and will never be in a message: take them out again.
+            self.processor.refold({operation.item for operation in operations})
+            raise
+
+    def make_room(self, size: int) -> None:
+        """Before an edit in place of so many bytes: what is open is sealed when both might not fit one block."""
+        if self._batch is None:
+            if self.edit_bytes and self.edit_bytes + size > OPEN_BYTES_MAX:
+                self.seal_edits()
+            self.edit_bytes += size
+
+    @property
+    def seal_due(self) -> bool:
+        """Whether enough edits in place are open for a message of their own."""
+        return self.edit_count >= EDITS_MAX or self.edit_bytes >= OPEN_BYTES_MAX
 
     def collect_edits(self) -> None:
         """Turn open edits into operations of the open batch."""
@@ -295,7 +331,7 @@ class PartyRuntime:
     def _take_edits(self) -> list[ItemOperation]:
         self._close_pens()
         open_edits, self.open_edits = self.open_edits, {}
-        self.edit_count = 0
+        self.edit_count = self.edit_bytes = 0
         operations = []
         for item, record in open_edits.items():
             sealed = record.model.seal()
@@ -314,6 +350,7 @@ class PartyRuntime:
         self.control.seal(time_ms=self.now_ms(), credentials=credentials)
         self._append([self.control])
         self.processor.take_own_control(self.control.cursor)
+        self.follower.review()
 
     # durability
 
@@ -352,7 +389,8 @@ class PartyRuntime:
                 told(append.feed, append.head.length)
 
     def checkpoint_if_due(self) -> None:
-        if self.items is not None and self.processor.counters.applied - self._applied_saved >= CHECKPOINT_MESSAGES:
+        due = self.processor.counters.applied - self._applied_saved >= CHECKPOINT_MESSAGES
+        if due and self.items is not None and not self.items.damaged:
             self.checkpoint()
 
     def checkpoint(self) -> None:
@@ -360,6 +398,8 @@ class PartyRuntime:
         if self.items is None or not self.writable or self._batch is not None:
             return
         self.flush()
+        if self.items.damaged:
+            raise self.items.damage("it takes no checkpoints any more")
         processor, state = self.processor, self.state
         state.settle()
         processor.finish()
@@ -374,7 +414,11 @@ class PartyRuntime:
             touches=processor.touches,
             moves=move_rows(state.tree.moves) if moves_changed else None,
             rejects=processor.new_rejects,
-            about={"admission": processor.admission.digest, COMMUTING_MARK: commuting_mark(processor.factory)},
+            about={
+                "admission": processor.admission.digest,
+                COMMUTING_MARK: commuting_mark(processor.factory),
+                BASE_MARK: processor.base.name.genesis if processor.base is not None else b"",
+            },
         )
         state_rows(state, frozenset(self.declared), checkpoint)
         self.items.save(checkpoint)
@@ -447,16 +491,21 @@ class PartyRuntime:
             return
         try:
             if self.writable and self.failure is None:
-                self.checkpoint()
+                if self.items is None or not self.items.damaged:  # a damaged one is made anew at the next opening
+                    self.checkpoint()
                 self.flush()
         finally:
-            self.closed = True
-            parent = self.processor.parent
-            if parent is not None and self.processor in parent.children:
-                parent.children.remove(self.processor)
-            for store in (self.items, self.blobs, self.feeds):
-                if store is not None:
-                    store.close()
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Release the files as they are."""
+        self.closed = True
+        parent = self.processor.parent
+        if parent is not None and self.processor in parent.children:
+            parent.children.remove(self.processor)
+        for store in (self.items, self.blobs, self.feeds):
+            if store is not None:
+                store.close()
 
 
 class _Batch:

@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 from echostore.kernel.errors import EchoError, Unreachable
+from echostore.peer.contacts import SEEN_SETTING
 from echostore.peer.inviting import ADDRESSES_SETTING
 from echostore.peer.local_server import LocalServer
 from echostore.peer.network import Seen, parse_address
@@ -29,7 +30,6 @@ _log = logging.getLogger("echostore.service")
 
 DEFAULT_ADDRESS: Final = "0.0.0.0:4711"
 LISTEN_SETTING: Final = "listen_address"
-SEEN_SETTING: Final = "seen_devices"
 SEEN_MAX: Final = 10_000
 SAVE_S: Final = 30.0
 """How much of "last seen" a crash may forget."""
@@ -48,6 +48,7 @@ class Service:
         connect: Sequence[str] = (),
         bot: bool = False,
         metrics: str | None = None,
+        lan: bool = False,
     ) -> None:
         self.peer = peer
         self.pinner: Pinner | None = None
@@ -57,6 +58,8 @@ class Service:
         with ExitStack() as stack:
             self.network = peer.network
             self.addresses = [peer.listen(each) for each in listen] if listen else [listen_as_before(peer)]
+            if lan:
+                self.network.discover()
             self._recall_seen()
             self.local = LocalServer(peer)
             stack.callback(self.local.close)

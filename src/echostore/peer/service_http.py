@@ -141,6 +141,7 @@ class _Collector:
         yield counters_by("connections_refused", "Connections that never stood.", "reason", dict(counters.refused))
         yield counters_by("connections_ended", "Connections that ended.", "reason", dict(counters.ended))
         yield counters_by("misbehaviour", "What other peers did wrong.", "kind", dict(counters.scores))
+        yield counters_by("failures", "Frames that made this peer fail.", "kind", dict(counters.failures))
         yield counter(
             "received_bytes",
             "Bytes received from other peers.",

@@ -10,6 +10,7 @@ from echostore.kernel.items.record import ItemRecord
 from echostore.kernel.items.tree import Tree
 from echostore.kernel.snapshot import ModelVersion, StateRoot, TimeframeEntry, TreeTop
 from echostore.kernel.timeframe import Position, Timeframe
+from echostore.peer.base_epoch import base_mark
 from echostore.peer.checkpoints import record_of
 from echostore.store.item_store import NodeChanges, TreeRow
 from echostore.wire.cids import PROTOBUF, cid_from_text, cid_of, cid_text
@@ -138,7 +139,7 @@ def _finish(runtime: "PartyRuntime", top: TreeTop, blobs: dict[Cid, bytes], fres
         party=runtime.party,
         timeframe=[TimeframeEntry(processor.feed_key(feed), at.seq, at.link) for feed, at in timeframe.entries.items()],
         admission_digest=processor.admission.digest,
-        base_epoch=None,
+        base_epoch=base_mark(processor.base),
         models=[ModelVersion(model, version) for model, version in runtime.models_in_use()],
         item_count=top.count,
         membership_root=membership_cid,
@@ -177,6 +178,7 @@ def _update_tree(runtime: "PartyRuntime", blobs: dict[Cid, bytes]) -> tuple[Tree
 
     nodes = NodeChanges(store)
     top = update(nodes, store.tree_dirty(), items_under, blobs.__setitem__)
+    store.check_count(top.count)
     fresh = _put(runtime, blobs)
     store.save_tree(nodes, encoded.items())
     return top, fresh

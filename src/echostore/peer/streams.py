@@ -6,10 +6,10 @@ that is causally closed at every step: stored as an anchor, it resumes exactly t
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from echostore.kernel.errors import UsageError
+from echostore.kernel.errors import Compacted, UsageError
 from echostore.kernel.ids import FeedId, ItemId, Link
 from echostore.kernel.order import DATA, Envelope, FeedCursor
 from echostore.kernel.timeframe import Position, Timeframe
@@ -19,8 +19,36 @@ from echostore.wire.messages import decode_envelope
 
 if TYPE_CHECKING:
     from echostore.peer.party import Party
+    from echostore.peer.runtime import PartyRuntime
 
 CHUNK_BLOCKS = 256
+
+
+def compacted_after(runtime: "PartyRuntime", positions: Mapping[FeedId, Position]) -> dict[FeedId, int]:
+    """How many data blocks after these positions are gone, by feed."""
+    found = {}
+    for feed, cursor in runtime.processor.orderer.cursors.items():
+        if cursor.kind == DATA and runtime.feeds.has_feed(cursor.key):
+            known = positions.get(feed)
+            missing = runtime.feeds.feed(cursor.key).base - (known.seq + 1 if known else 0)
+            if missing > 0:
+                found[feed] = missing
+    return found
+
+
+def _check_branches(runtime: "PartyRuntime", positions: Mapping[FeedId, Position]) -> None:
+    """A stream that went on after another branch of a feed would leave messages out, and nobody would know."""
+    orderer = runtime.processor.orderer
+    for feed, at in positions.items():
+        cursor = orderer.cursors.get(feed)
+        if cursor is None or not runtime.feeds.has_feed(cursor.key):
+            continue  # what is not here yet comes later
+        known = runtime.feeds.feed(cursor.key).base - 1 <= at.seq < cursor.length
+        if known and not orderer.mark(feed, at.seq).link.startswith(at.link[:16]):
+            raise UsageError(
+                f"the anchor names another branch of feed {feed.hex()}",
+                next_step="Open a stream without an anchor, and take its messages again.",
+            )
 
 
 class Stream:
@@ -34,6 +62,16 @@ class Stream:
             raise UsageError("the anchor belongs to another party")
         self._positions: dict[FeedId, Position] = dict(anchor.data.entries) if anchor else {}
         self._control = anchor.control if anchor else Timeframe({})
+        with party.reading() as runtime:
+            _check_branches(runtime, self._positions)
+            gaps = compacted_after(runtime, self._positions)
+        if anchor is not None and gaps:
+            raise Compacted(
+                f"{sum(gaps.values())} blocks after the anchor were compacted into an epoch and are not here any more",
+                next_step="Open a stream without an anchor: it begins where the feeds do, and the state has the rest.",
+            )
+        self.compacted = sum(gaps.values())
+        """How many blocks lie before the first one that this stream can give: an epoch stands for them."""
         self.blocks_read = 0
         """How many blocks this stream has read: what is old costs nothing."""
 
@@ -88,7 +126,8 @@ class Stream:
 
     def _feed(self, cursor: FeedCursor, length: int) -> Iterator[tuple[int, FeedId, int, Link, Delivered | None]]:
         known = self._positions.get(cursor.id)
-        start = known.seq + 1 if known else 0
+        with self._party.reading() as runtime:
+            start = max(known.seq + 1 if known else 0, runtime.feeds.feed(cursor.key).base)
         for seq, link, envelope in self._blocks(cursor, start, length):
             yield envelope.depth, cursor.id, seq, link, self._delivered(cursor, seq, link, envelope)
 

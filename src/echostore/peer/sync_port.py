@@ -50,7 +50,7 @@ class PartySyncPort:
             known = {tip.feed for tip in found}
             # Admitted feeds of which nothing is held yet are asked for as well.
             for admitted in runtime.processor.admission.feeds:
-                if admitted.feed not in known:
+                if admitted.feed not in known and not (runtime.data_held and admitted.kind.value != CONTROL):
                     runtime.feeds.add_feed(admitted.feed, admitted.kind.value)
                     found.append(FeedTip(admitted.feed, admitted.kind.value, Tip(0, _NO_LINK)))
             return found
@@ -62,12 +62,18 @@ class PartySyncPort:
             held = runtime.feeds.feed(key)
             return [FeedTip(key, held.kind, Tip(held.length, held.last_link)), *self._branch_tips(key, held.kind)]
 
+    def own(self, key: FeedKey) -> bool:
+        with self._party.reading() as runtime:
+            return runtime.feeds.has_feed(key) and runtime.feeds.feed(key).own
+
     def holds(self, key: FeedKey, length: int, link: Link) -> bool:
         with self._party.reading() as runtime:
             if not runtime.feeds.has_feed(key):
                 return False
-            if length == 0:
-                return True
+            held = runtime.feeds.feed(key)
+            if length <= held.base:
+                # Below the beginning an epoch stands for the blocks: who differs there is on a branch that did not win.
+                return length < held.base or runtime.feeds.link_at(key, length - 1) in (link, None)
             return runtime.feeds.fork_block(key, length - 1, link) is not None
 
     def read(
@@ -140,9 +146,19 @@ class PartySyncPort:
         self._known = {admitted.feed for admitted in admission.feeds}
         feeds = self._party.runtime.feeds
         for admitted in fresh:
+            if self._party.runtime.data_held and admitted.kind.value != CONTROL:
+                continue
             if not feeds.has_feed(admitted.feed):
                 feeds.add_feed(admitted.feed, admitted.kind.value)
             self._grew(admitted.feed, feeds.length(admitted.feed))
+
+    def data_released(self) -> None:
+        """Data feeds are asked for from now on."""
+        runtime = self._party.runtime
+        for admitted in runtime.processor.admission.feeds:
+            if not runtime.feeds.has_feed(admitted.feed):
+                runtime.feeds.add_feed(admitted.feed, admitted.kind.value)
+            self._grew(admitted.feed, runtime.feeds.length(admitted.feed))
 
     def _processed(self, moved: set[FeedId]) -> None:
         """Let the other side know how far this one is in the feeds that it has just processed."""
@@ -158,8 +174,14 @@ class PartySyncPort:
             callback(key, length)
 
     def _admitted(self, key: FeedKey) -> bool:
-        admitted = self._party.runtime.processor.admission.by_id.get(feed_id(key))
-        return admitted is not None and admitted.feed == key
+        runtime = self._party.runtime
+        admitted = runtime.processor.admission.by_id.get(feed_id(key))
+        if admitted is None or admitted.feed != key:
+            return False
+        # A party that waits for its epoch knows of its own data feed alone: the others begin where the epoch ends.
+        if not runtime.data_held or admitted.kind.value == CONTROL:
+            return True
+        return runtime.feeds.has_feed(key) and runtime.feeds.feed(key).own
 
     def _branch_tips(self, key: FeedKey, kind: str) -> list[FeedTip]:
         feeds = self._party.runtime.feeds

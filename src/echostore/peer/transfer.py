@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
-from echostore.kernel.errors import Corrupt, Refused, StorageFailed, UsageError
+from echostore.kernel.errors import Compacted, Corrupt, Refused, StorageFailed, UsageError
 from echostore.kernel.feed import Head
 from echostore.kernel.ids import KEY_BYTES, Cid, FeedKey, Link, PartyKey
 from echostore.kernel.limits import BLOB_BYTES_MAX
@@ -58,6 +58,11 @@ def export_party(party: Party, path: Path, progress: Progress | None = None) -> 
         raise Refused(f"{target} exists already", next_step="Choose another name or remove it.")
     partial = target.with_name(target.name + ".partial")
     with party.lock:
+        if any(held.base for held in party.runtime.feeds.feeds()):
+            raise Compacted(
+                "this peer holds the party from an epoch on, and a file carries it from its beginning",
+                next_step="Export it on a member that kept its history.",
+            )
         snapshot = party.snapshot()
         manifest, total = _manifest(party, cid_from_text(snapshot.cid))
         manifest_bytes = manifest.SerializeToString(deterministic=True)

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from echostore.kernel.errors import Refused
-from echostore.kernel.ids import ItemId, Stamp, created_item_id
+from echostore.kernel.ids import FeedId, ItemId, Stamp, created_item_id
 from echostore.kernel.items.operations import CUSTOM, GENESIS, METADATA, PLACEMENT, REFUSED, ItemOperation
 from echostore.kernel.items.record import DELETED_KEY
 from echostore.kernel.items.tree import EMBED, MOVE, UNEMBED
 from echostore.kernel.models.growable_array import GrowableArray
-from echostore.kernel.models.property_set import Operation, PropertySet, Set, undo_of
+from echostore.kernel.models.property_set import Layer, Operation, PropertySet, Set, undo_of
 from echostore.kernel.models.stand_ins import Originals
 from echostore.kernel.models.text import ConcurrentText
 from echostore.kernel.models.threaded_log import OwnPost, Post, Retract, Revive
@@ -69,7 +69,7 @@ def _stacks(runtime: PartyRuntime) -> _Stacks:
     undos: set[int] = set()
     undone: list[int] = []
     founded = runtime.processor.system_item == created_item_id(own.feed, 0, 0)  # the party itself stays
-    start = max(1 if founded else 0, own.cursor.length - STACK_MESSAGES_MAX)
+    start = max(1 if founded else 0, own.cursor.length - STACK_MESSAGES_MAX, _floor(runtime))
     for block in runtime.feeds.read(own.cursor.key, start, own.cursor.length):
         envelope = decode_envelope(block.payload, DATA)
         assert isinstance(envelope, Envelope), envelope
@@ -101,6 +101,8 @@ def _take_back(runtime: PartyRuntime, seq: int, stacks: _Stacks) -> bool:
     assert own is not None
     length = own.cursor.length
     message = _own_message(runtime, seq)
+    if all(operation.field == CUSTOM for operation, _ in message):
+        return False  # models of an application's own have no undo: what was written before stays within reach
     properties: dict[Place, list[tuple[Operation, Stamp]]] = {}
     reversals: list[ItemOperation] = []
     with runtime.batch(undoes=seq):
@@ -159,9 +161,10 @@ def _read_images(runtime: PartyRuntime, place: Place, wanted: int, stacks: _Stac
     own = runtime.data
     assert own is not None
     item, field = place
-    model = PropertySet(item)
+    floor = _floor(runtime)
+    model = PropertySet(item, _layers_at(runtime, place) if floor else {})
     found: Image = {}
-    for seq in sorted(runtime.processor.touches_of(item, own.feed, 0)):
+    for seq in sorted(runtime.processor.touches_of(item, own.feed, floor)):
         image: Image = {}
         for operation, stamp in _own_message(runtime, seq):
             if operation.item == item and operation.field == field:
@@ -172,6 +175,23 @@ def _read_images(runtime: PartyRuntime, place: Place, wanted: int, stacks: _Stac
         if seq == wanted:
             found = image
     return found
+
+
+def _floor(runtime: PartyRuntime) -> int:
+    """From where on this device's own messages can be read: of a truncated feed those above the base epoch."""
+    own, processor = runtime.data, runtime.processor
+    assert own is not None
+    return processor.base_length(own.feed) if runtime.feeds.feed(own.cursor.key).base else 0
+
+
+def _layers_at(runtime: PartyRuntime, place: Place) -> dict[FeedId, Layer]:
+    """This feed's layer of a property set as the base epoch has it."""
+    own, base = runtime.data, runtime.processor.base
+    assert own is not None
+    assert base is not None, "a truncated party stands on an epoch"
+    record = base.record(place[0])
+    layer = (layers_of(record, place[1]) or {}).get(own.feed) if record is not None else None
+    return {own.feed: dict(layer)} if layer else {}
 
 
 def _reverse_edits(runtime: PartyRuntime, operation: ItemOperation, stacks: _Stacks) -> None:

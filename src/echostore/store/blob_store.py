@@ -135,6 +135,10 @@ class BlobStore:
         row = self._db.row("SELECT sum(length(data)) FROM blobs")
         return int(row[0] or 0) if row else 0
 
+    def shrink(self) -> None:
+        """Give the space of deleted blobs back to the disk."""
+        self._db.shrink()
+
     def disk_bytes(self) -> int:
         return self._db.disk_bytes()
 

@@ -73,7 +73,10 @@ class _Walk:
             return self.seq, f"missing, while a head covers {beyond[0]} blocks"
         if self._covered != self.seq:
             return self._covered, "no head covers it"
-        row = self._db.row("SELECT count(*) FROM heads WHERE feed_no = ?", (self._row.no,))
+        row = self._db.row(
+            "SELECT count(*) FROM heads WHERE feed_no = ? AND NOT (length > 0 AND length <= ?)",
+            (self._row.no, self._row.base),
+        )
         if row is not None and row[0] != self.heads:
             return self._row.base, "a head where no append ended"
         return None

@@ -11,9 +11,9 @@ Called by the peer's writer (`append`), by replication (`ingest`, `range_ending_
 It makes no links or signatures of its own, starts no threads and decides nothing about membership.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -22,9 +22,11 @@ from echostore.kernel.feed import Block, ForkProof, Head
 from echostore.kernel.ids import KEY_BYTES, NO_LINK, FeedKey, Link, PartyKey
 from echostore.kernel.limits import APPEND_BLOCKS_MAX, APPEND_BYTES_MAX, SEQ_MAX
 from echostore.kernel.reasons import Reason
+from echostore.store import feed_truncation as truncation
 from echostore.store.feed_audit import FeedVerdict, Progress, audit
 from echostore.store.feed_ranges import Append, HeldFeed, Ingested, Range, Rejection
 from echostore.store.feed_tables import FEED_NO_MAX, KINDS, SCHEMA, FeedKind, FeedRow, block_id, first_id, seal_of
+from echostore.store.feed_truncation import Garbage
 from echostore.store.fork_evidence import EVIDENCE_BYTES_MAX, Branch, ForkEvidence
 from echostore.store.sqlite import Connect, Database, connect_file
 from echostore.wire import links as feed_links
@@ -174,6 +176,36 @@ class FeedStore:
             )
             self._held.pop(feed_key, None)
         return length
+
+    def begin_at(self, cuts: Mapping[FeedKey, tuple[int, Link]], about: Mapping[str, bytes] | None = None) -> None:
+        """Let data feeds begin at a length, after the block with a link; durable on return, with entries of `about`.
+
+        Blocks beyond it stay, if they follow that link; all others are as good as gone (`drop_garbage` deletes them).
+        A feed that begins later already is left alone.
+        """
+        with self._changing():
+            for key, (base, base_link) in cuts.items():
+                if not self.has_feed(key):
+                    self.add_feed(key, "data")
+                held = self._need(key)
+                if base <= held.row.base:
+                    continue
+                follows = base <= held.length and self._link_before(held, base) == base_link
+                row = replace(held.row, base=base, base_link=base_link)
+                if not follows:
+                    truncation.drop_all(self._db, row)
+                truncation.save_beginning(self._db, row)
+                self._rows[key] = row
+                self._held.pop(key, None)
+            self.set_about(dict(about or {}))
+
+    def garbage(self, cuts: Mapping[FeedKey, int] | None = None) -> Garbage:
+        """What lies below the feeds' beginnings, or would with later ones."""
+        return truncation.garbage(self._db, self._rows.values(), cuts or {})
+
+    def drop_garbage(self, step: Callable[[], None] = lambda: None) -> None:
+        """Delete what lies below the feeds' beginnings, in small transactions; then give the space back."""
+        truncation.drop_garbage(self._db, list(self._rows.values()), step)
 
     def verify(
         self, feed_key: FeedKey, progress: Progress | None = None, *, verify: Verify = signing.verify
@@ -548,8 +580,8 @@ class FeedStore:
         )
         assert found is not None, "a query without FROM has a row"
         last_id, length = found
-        if last_id is None and length is None:
-            return _Held(row, row.base, row.base_link)
+        if (last_id is None or last_id < block_id(row.no, row.base)) and (length is None or 0 < length <= row.base):
+            return _Held(row, row.base, row.base_link)  # nothing beyond the beginning; below it may be leftovers
         held_length = row.base if last_id is None else last_id - first_id(row.no) + 1
         if length != held_length:
             raise self._corrupt(row.key, held_length - 1, f"blocks end there, heads at {length!r}")

@@ -14,6 +14,7 @@ or a log. Without a passphrase the file's mode is the only protection, and `prot
 import hashlib
 import os
 import stat
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -98,6 +99,7 @@ class _Own(msgspec.Struct, frozen=True):
 class _Content(msgspec.Struct, frozen=True):
     own: list[_Own]
     known: dict[str, str]
+    facts: dict[str, bytes] = {}
 
     def __repr__(self) -> str:
         return f"_Content({len(self.own)} own, {len(self.known)} known)"
@@ -131,6 +133,7 @@ class KeyStore:
         self._seal = seal
         self._own: dict[bytes, OwnKey] = {}
         self._known: dict[bytes, KnownKey] = {}
+        self._facts: dict[str, bytes] = {}
 
     @staticmethod
     def create(path: Path, passphrase: str | None = None, *, stretch: Stretch = MODERATE) -> "KeyStore":
@@ -156,6 +159,7 @@ class KeyStore:
             store._own[key.public] = OwnKey(own.use, key.public, own.label, key)
         for public, label in content.known.items():
             store._known[bytes.fromhex(public)] = KnownKey(bytes.fromhex(public), label)
+        store._facts = dict(content.facts)
         return store
 
     @property
@@ -199,6 +203,22 @@ class KeyStore:
     def known(self) -> list[KnownKey]:
         return list(self._known.values())
 
+    def fact(self, name: str) -> bytes | None:
+        """Something that belongs to the keys and is not secret, such as whose device this is."""
+        return self._facts.get(name)
+
+    def exchange(
+        self,
+        *,
+        add: Sequence[tuple[KeyUse, SigningKey, str]] = (),
+        drop: Collection[bytes] = (),
+        facts: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Drop secrets, keep others and note facts about them, all in one write."""
+        own = {public: owned for public, owned in self._own.items() if public not in drop}
+        own |= {key.public: OwnKey(use, key.public, label, key) for use, key, label in add if key.public not in own}
+        self._change(own, self._known, self._facts | dict(facts or {}))
+
     def label(self, public: bytes) -> str | None:
         """The name of a key, own or known."""
         found = self._own.get(public) or self._known.get(public)
@@ -216,14 +236,17 @@ class KeyStore:
     def __repr__(self) -> str:
         return f"KeyStore({str(self.path)!r}, {len(self._own)} own, {len(self._known)} known)"
 
-    def _change(self, own: dict[bytes, OwnKey], known: dict[bytes, KnownKey]) -> None:
+    def _change(
+        self, own: dict[bytes, OwnKey], known: dict[bytes, KnownKey], facts: dict[str, bytes] | None = None
+    ) -> None:
         """Memory follows the disk: after a failed write the store is as before."""
-        before = self._own, self._known
+        before = self._own, self._known, self._facts
         self._own, self._known = own, known
+        self._facts = self._facts if facts is None else facts
         try:
             self._save()
         except BaseException:
-            self._own, self._known = before
+            self._own, self._known, self._facts = before
             raise
 
     def _save(self) -> None:
@@ -231,6 +254,7 @@ class KeyStore:
             _Content(
                 own=[_Own(own.use, own.key.seed, own.label) for own in self._own.values()],
                 known={known.public.hex(): known.label for known in self._known.values()},
+                facts=self._facts,
             )
         )
         try:

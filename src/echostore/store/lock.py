@@ -37,6 +37,7 @@ class HomeLock:
                 raise Locked(
                     f"{path.parent} is open in another process ({holder}).",
                     next_step="Close it there, use the running peer, or open it read-only.",
+                    pid=_pid(holder),
                 ) from None
             raise file_error(error, f"lock {path}") from error
         self._descriptor: int | None = descriptor
@@ -65,6 +66,11 @@ def _holder(descriptor: int) -> str:
     """Who wrote the file. The holder may be between locking and writing; then nobody is named."""
     text = os.pread(descriptor, HOLDER_BYTES_MAX, 0).decode("utf-8", "replace").strip()
     return text if text.startswith("pid ") else "pid not known yet"
+
+
+def _pid(holder: str) -> int | None:
+    number = holder.removeprefix("pid ").partition(":")[0]
+    return int(number) if number.isdecimal() else None
 
 
 def _command() -> str:

@@ -88,6 +88,11 @@ def connect_file(path: Path, writable: bool) -> Connection:
     return connection
 
 
+def connect_memory(path: Path, writable: bool) -> Connection:
+    """A connection to nothing on disk: what is put into it is gone when it is closed."""
+    return sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+
+
 def never_changes(path: Path) -> bool:
     """Whether a reader may take the file for fixed: nobody has it open, and its folder can't be written from here.
 
@@ -117,6 +122,8 @@ class Database:
         self.writable = writable
         self.failure: str | None = None
         """Why no more writes are taken, once that is so."""
+        self.on_corrupt: Callable[[Corrupt], Corrupt] = lambda found: found
+        """What an owner has to say about damage that SQLite finds once the file is open."""
         self._lock = threading.RLock()
         self._connection: Connection | None = None
         try:
@@ -194,6 +201,13 @@ class Database:
         """Move the log into the file and empty it, as far as readers allow."""
         with self._lock:
             self._writer()
+            self.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def shrink(self) -> None:
+        """Give free pages back to the disk: the file is written anew, all of it or not at all."""
+        with self._lock:
+            self._writer()
+            self.rows("VACUUM")
             self.rows("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
@@ -287,11 +301,13 @@ class Database:
     def _typed(self, error: sqlite3.Error | UnicodeDecodeError) -> EchoError:
         if isinstance(error, UnicodeDecodeError):
             # The text of an error quotes the schema, and that is damaged.
-            return Corrupt(f"{self.path} is damaged: its schema is not readable.", next_step="Run `echostore doctor`.")
+            text = f"{self.path} is damaged: its schema is not readable."
+            return self.on_corrupt(Corrupt(text, next_step="Run `echostore doctor`."))
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM):
             self.failure = str(error)
-        return sqlite_error(error, self.path)
+        typed = sqlite_error(error, self.path)
+        return self.on_corrupt(typed) if isinstance(typed, Corrupt) else typed
 
 
 @cache

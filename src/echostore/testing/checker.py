@@ -1,9 +1,9 @@
 """An independent judge of histories: reads what peers wrote down and says which promises were broken.
 
 It shares no code with the product and knows nothing but the history (docs/internals/histories.md has the events).
-Histories are read twice: first for what exists (appends, boots, forks, cuts, epochs), then for what each peer did with
-it. Only the order of events *of one peer* matters, except that an append comes before its acknowledgement and that a
-`quiesce` comes after what it sums up.
+Histories are read twice: first for what exists (appends, boots, forks, cuts, epochs, claims), then for what each peer
+did with it. Only the order of events *of one peer* matters, except that an append comes before its acknowledgement and
+that a `quiesce` comes after what it sums up.
 
     I1 durability      an acknowledged or durable append is there after every later boot of its writer
     I2 nothing lost    at quiescence a peer has delivered everything, less what the history itself shows as excluded
@@ -11,7 +11,12 @@ it. Only the order of events *of one peer* matters, except that an append comes 
     I4 once, in order  per peer and feed: no gap, no repetition, across crashes too
     I5 causal          dependencies are delivered first, or excluded
     I6 convergence     equal timeframe, admission and base: equal state, at any time
+    I7 in the end      at quiescence the last states are equal
+    I8 snapshots       an epoch's state, and the state of who started from one, is what the entries give
     I9 session         reads never go back and include own writes; streams neither skip, repeat nor go back
+    I10 epochs         numbers form one chain, timeframes grow, one final epoch per number, one vote per identity
+    I11 authority      what is delivered was allowed by the control blocks in its own past
+    I12 faults         at quiescence all hold the same fork proofs, each for a fork that there is
     H  the history itself makes no sense
 
     python -m echostore.testing.checker history.jsonl

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from echostore.testing.history_epochs import EpochConduct
 from echostore.testing.history_facts import Entry, Event, Facts
 from echostore.testing.verdict import Report
 
@@ -18,6 +19,9 @@ class PeerView:
     down: bool = False
     history: dict[str, dict[int, str]] = field(default_factory=dict)
     """What was delivered before a crash that rolled the state back: it must come again unchanged."""
+    state_hash: str | None = None
+    """Of its last state, if nothing was delivered or excluded since."""
+    forks: set[tuple[str, int]] = field(default_factory=set)
 
     def has(self, feed: str, seq: int, digest: str) -> bool:
         got = self.got.get(feed)
@@ -45,6 +49,11 @@ class Conduct:
         self._states: dict[tuple[Any, ...], tuple[str, str]] = {}
         self._durable_ends: dict[str, int] = {}
         self._last_delivery: dict[str, float] = {}
+        self._control_heads: dict[str, dict[int, frozenset[tuple[str, int]]]] = {}
+        """feed -> seq -> the control blocks that are last in the past of that entry."""
+        self._epochs = EpochConduct(facts.agreement, facts.places, facts.cuts, report)
+        self._branches: dict[str, dict[int, set[str]]] = {}
+        """Of feeds that forked: what correct peers delivered at each place."""
 
     def read(self, number: int, event: Event) -> None:
         handler = _CONDUCT.get(event["kind"])
@@ -97,7 +106,11 @@ class Conduct:
             return
         if (entry.feed, entry.seq) != (feed, seq):
             self.report.add("I3", number, f"{peer} delivered {entry.feed}:{entry.seq} as {feed}:{seq}")
+        view.state_hash = None
+        if feed in self.facts.forks:
+            self._branches.setdefault(feed, {}).setdefault(seq, set()).add(digest)
         self._check_dependencies(number, view, event, entry)
+        self._check_authority(number, event, entry)
         if "time" in event:
             self._last_delivery[digest] = event["time"]
 
@@ -105,8 +118,22 @@ class Conduct:
         for feed, seq, digest in entry.deps:
             if view.has(feed, seq, digest) or self.facts.excluded(feed, seq, digest):
                 continue
+            if seq > self.facts.cuts.get(feed, seq):
+                continue  # out of the state for who had not heard yet of the epoch that brings it back
             what = f"{event['peer']} delivered {entry.feed}:{entry.seq} without its dependency {feed}:{seq}"
             self.report.add("I5", number, what)
+
+    def _check_authority(self, number: int, event: Event, entry: Entry) -> None:
+        """I11, from the claims in the entry's own past. An entry is delivered after its causes, so theirs are known."""
+        if not self.facts.authority:
+            return
+        heads = {(feed, seq) for feed, seq, _ in entry.under}
+        for feed, seq in [(entry.feed, entry.seq - 1), *((feed, seq) for feed, seq, _ in entry.deps)]:
+            heads |= self._control_heads.get(feed, {}).get(seq, frozenset())
+        self._control_heads.setdefault(entry.feed, {}).setdefault(entry.seq, _last_of_each(heads))
+        why_not = self.facts.authority.why_not(entry.feed, heads)
+        if why_not is not None:
+            self.report.add("I11", number, f"{event['peer']} delivered {entry.feed}:{entry.seq}, though {why_not}")
 
     def _must_exist(self, number: int, peer: str, digest: str, did: str) -> Entry | None:
         entry = self.facts.entries.get(digest)
@@ -124,6 +151,7 @@ class Conduct:
         if not self.facts.ground(reason, entry):
             what = f"{peer} excluded {entry.feed}:{entry.seq} as {reason!r}, which the history does not show"
             self.report.add("I2", number, what)
+        view.state_hash = None
         got = view.got.get(entry.feed, [])
         # What an epoch compacted stays in the state; the other reasons take it out, with all that follows.
         if reason != "epoch" and entry.seq < len(got) and got[entry.seq] == event["hash"]:
@@ -132,6 +160,8 @@ class Conduct:
     def state(self, number: int, event: Event, view: PeerView) -> None:
         peer, timeframe = event["peer"], event["timeframe"]
         place = tuple(sorted((feed, seq, digest) for feed, (seq, digest) in timeframe.items()))
+        view.state_hash = event["state_hash"]
+        self._epochs.state(number, event)
         known = self._states.setdefault((place, event["admission"], event["base"]), (event["state_hash"], peer))
         if known[0] != event["state_hash"]:
             self.report.add("I6", number, f"{peer} and {known[1]} have different states at one timeframe")
@@ -141,6 +171,13 @@ class Conduct:
         for feed, got in view.got.items():
             if len(got) > timeframe.get(feed, [-1])[0] + 1:
                 self.report.add("I2", number, f"the state of {peer} lacks the delivered {feed}:{len(got) - 1}")
+
+    def fork(self, number: int, event: Event, view: PeerView) -> None:
+        """The peer holds a proof that a feed forked."""
+        feed, seq = event["feed"], event["seq"]
+        if self.facts.forks.get(feed) is None:
+            self.report.add("I12", number, f"{event['peer']} found a fork of {feed}, which the history does not show")
+        view.forks.add((feed, seq))
 
     def crash(self, number: int, event: Event, view: PeerView) -> None:
         view.down = True
@@ -175,6 +212,23 @@ class Conduct:
                 self._must_be_out(number, feed, peers)
                 continue
             self._weigh_feed(number, feed, peers)
+        states = {view.state_hash for view in peers.values() if view.state_hash is not None}
+        if len(states) > 1:
+            self.report.add("I7", number, f"{len(states)} different states although nothing is under way")
+        self._epochs.quiesce(number, sorted(peers))
+        self._weigh_forks(number, peers, demanded=bool(event.get("proofs")))
+
+    def _weigh_forks(self, number: int, peers: dict[str, PeerView], *, demanded: bool) -> None:
+        """I12: all hold the same proofs and, where peers write down proofs, one for every fork that they saw."""
+        proofs = {frozenset(view.forks) for view in peers.values()}
+        if len(proofs) > 1:
+            self.report.add("I12", number, f"peers hold {len(proofs)} different sets of fork proofs")
+        if not demanded:
+            return
+        known = {feed for view in peers.values() for feed, _ in view.forks}
+        for feed, branches in sorted(self._branches.items()):
+            if any(len(digests) > 1 for digests in branches.values()) and feed not in known:
+                self.report.add("I12", number, f"{feed} forked before correct peers' eyes, and nobody holds a proof")
 
     def _must_be_out(self, number: int, feed: str, peers: dict[str, PeerView]) -> None:
         for name, view in peers.items():
@@ -259,6 +313,18 @@ class Conduct:
             self.report.add("I9", number, f"stream {stream} of {name} ends at another anchor than its entries")
         anchors[stream] = event["anchor"]
 
+    def declare(self, number: int, event: Event, view: PeerView) -> None:
+        self._epochs.declare(number, event)
+
+    def attest(self, number: int, event: Event, view: PeerView) -> None:
+        self._epochs.attest(number, event)
+
+    def dispute(self, number: int, event: Event, view: PeerView) -> None:
+        self._epochs.dispute(number, event)
+
+    def chain(self, number: int, event: Event, view: PeerView) -> None:
+        self._epochs.chain(number, event)
+
     def nothing(self, number: int, event: Event, view: PeerView) -> None:
         """Of interest in the first reading alone."""
 
@@ -291,5 +357,19 @@ _CONDUCT: dict[str, Callable[[Conduct, int, Event, PeerView], None]] = {
     "cut": Conduct.nothing,
     "epoch": Conduct.nothing,
     "admit": Conduct.nothing,
+    "control": Conduct.nothing,
+    "declare": Conduct.declare,
+    "attest": Conduct.attest,
+    "dispute": Conduct.dispute,
+    "chain": Conduct.chain,
+    "fork": Conduct.fork,
     "byzantine": Conduct.nothing,
 }
+
+
+def _last_of_each(heads: set[tuple[str, int]]) -> frozenset[tuple[str, int]]:
+    """Of each feed the last place: it has the earlier ones in its past."""
+    last: dict[str, int] = {}
+    for feed, seq in heads:
+        last[feed] = max(seq, last.get(feed, -1))
+    return frozenset(last.items())

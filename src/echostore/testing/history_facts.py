@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from echostore.testing.history_authority import Authority
+from echostore.testing.history_epochs import EpochFacts
 from echostore.testing.verdict import Report
 
 Event = dict[str, Any]
@@ -22,6 +24,8 @@ class Entry:
     durable: bool
     previous: str | None
     time: float | None
+    under: list[list[Any]]
+    """Control blocks that it directly follows."""
     vanished: bool = False
 
 
@@ -40,6 +44,8 @@ class Facts:
         self.pins: dict[str, tuple[int, str]] = {}
         self.byzantine: set[str] = set()
         self.admitted: set[str] = set()
+        self.authority = Authority()
+        self.agreement = EpochFacts()
         self._writers: dict[str, str] = {}
         self._ends: dict[str, int] = {}
         self._fork_events: dict[str, tuple[int, str]] = {}
@@ -104,8 +110,8 @@ class Facts:
             known.durable = known.durable or durable
             known.vanished = False
         else:
-            entry = Entry(feed, seq, peer, event.get("deps", []), durable, event.get("prev"), event.get("time"))
-            self.entries[digest] = entry
+            deps, under = event.get("deps", []), event.get("under", [])
+            self.entries[digest] = Entry(feed, seq, peer, deps, durable, event.get("prev"), event.get("time"), under)
         place = self.places.setdefault(feed, {})
         other = place.setdefault(seq, digest)
         end = self._ends.get(feed, 0)
@@ -118,6 +124,8 @@ class Facts:
 
     def boot(self, number: int, event: Event) -> None:
         peer, held = event["peer"], event["held"]
+        if peer in self.byzantine:
+            return  # what it keeps or loses is its own affair
         for feed, writer in self._writers.items():
             if writer != peer:
                 continue
@@ -159,6 +167,15 @@ class Facts:
         for feed, (seq, digest) in timeframe.items():
             self.pins[feed] = max(self.pins.get(feed, (-1, "")), (seq, digest))
 
+    def declare(self, number: int, event: Event) -> None:
+        self.agreement.declare(event)
+
+    def attest(self, number: int, event: Event) -> None:
+        self.agreement.attest(event)
+
+    def control(self, number: int, event: Event) -> None:
+        self.authority.read(event)
+
     def admit(self, number: int, event: Event) -> None:
         self.admitted.add(event["feed"])
 
@@ -173,5 +190,8 @@ _FACTS: dict[str, Callable[[Facts, int, Event], None]] = {
     "cut": Facts.cut,
     "epoch": Facts.epoch,
     "admit": Facts.admit,
+    "control": Facts.control,
+    "declare": Facts.declare,
+    "attest": Facts.attest,
     "byzantine": Facts.declare_byzantine,
 }

@@ -185,6 +185,9 @@ class MemoryNode:
         forked = [key for key, feed in self._disk.items() if len(feed.branches) > 1]
         return [hashlib.sha256(b"fork" + key).digest() for key in forked]
 
+    def own(self, key: FeedKey) -> bool:
+        return key in (self.control, self.data)
+
     def holds(self, key: FeedKey, length: int, link: Link) -> bool:
         return any(length <= len(branch.links) and branch.links[length - 1] == link for branch in self._branches(key))
 

@@ -11,9 +11,10 @@ from typing import Final, assert_never
 
 from google.protobuf.message import DecodeError, EncodeError
 
-from echostore.kernel.ids import Cid, PartyKey
+from echostore.kernel.ids import KEY_BYTES, Cid, DeviceKey, FeedKey, IdentityKey, PartyKey
 from echostore.kernel.limits import BLOB_BYTES_MAX
 from echostore.wire.cids import is_cid
+from echostore.wire.credentials import CHAIN_LINKS_MAX
 from echostore.wire.generated import mesh_pb2 as pb
 from echostore.wire.sync import MalformedFrame
 
@@ -25,8 +26,12 @@ OFFERS_MAX: Final = 10_000
 WANTS_MAX: Final = 1_024
 """CIDs in one frame."""
 TEXT_CHARACTERS_MAX: Final = 400
+_SIGNATURE_BYTES: Final = 64
+_CHAIN_BYTES_MAX: Final = 64 * 1024
+"""A link is two keys, a name and a signature."""
 
 _TAG: Final = b"echostore/party-tag/1"
+_INTRODUCTION: Final = b"echostore/introduction/1"
 
 Channel = int
 """A party on one connection: the first 8 bytes of its tag."""
@@ -96,12 +101,41 @@ class Goodbye:
     detail: str
 
 
-MeshFrame = Offer | Sync | Leave | Want | Have | Blob | Invitation | Ping | Pong | Goodbye
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """The sender acts for an identity: by a chain of credentials, and perhaps the identity key's own signature."""
+
+    identity: IdentityKey
+    chain: tuple[bytes, ...]
+    proof: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class PartyEntry:
+    party: PartyKey
+    genesis_feed: FeedKey
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parties:
+    """Answers an introduction: the parties that the identity and the sender are in, and the identity's name there."""
+
+    entries: tuple[PartyEntry, ...]
+    name: str = ""
+
+
+MeshFrame = Offer | Sync | Leave | Want | Have | Blob | Invitation | Ping | Pong | Goodbye | Introduction | Parties
 
 
 def party_tag(handshake_hash: bytes, party: PartyKey) -> bytes:
     """What stands for a party on one connection: of use only to those who know the party's key."""
     return hmac.new(handshake_hash, _TAG + party, hashlib.sha256).digest()
+
+
+def introduction_bytes(handshake_hash: bytes, identity: IdentityKey, device: DeviceKey) -> bytes:
+    """What an identity key signs to show, on one connection, that a device may act for it."""
+    return _INTRODUCTION + handshake_hash + identity + device
 
 
 def channel_of(tag: bytes) -> Channel:
@@ -134,6 +168,17 @@ def encode_mesh_frame(frame: MeshFrame) -> bytes:
         case Goodbye(reason, detail):
             message = pb.MeshFrame(
                 goodbye=pb.MeshGoodbye(reason=reason[:TEXT_CHARACTERS_MAX], detail=detail[:TEXT_CHARACTERS_MAX])
+            )
+        case Introduction(identity, chain, proof):
+            message = pb.MeshFrame(introduction=pb.MeshIntroduction(identity=identity, chain=chain, proof=proof))
+        case Parties(entries, name):
+            message = pb.MeshFrame(
+                parties=pb.MeshParties(
+                    parties=b"".join(entry.party for entry in entries),
+                    genesis_feeds=b"".join(entry.genesis_feed for entry in entries),
+                    titles=[entry.title[:TEXT_CHARACTERS_MAX] for entry in entries],
+                    name=name[:TEXT_CHARACTERS_MAX],
+                )
             )
         case _:
             assert_never(frame)
@@ -172,7 +217,31 @@ def decode_mesh_frame(data: bytes) -> MeshFrame:
     if kind == "goodbye":
         goodbye = message.goodbye
         return Goodbye(goodbye.reason[:TEXT_CHARACTERS_MAX], goodbye.detail[:TEXT_CHARACTERS_MAX])
+    if kind == "introduction":
+        return _introduction(message.introduction)
+    if kind == "parties":
+        return _parties(message.parties)
     raise MalformedFrame("a frame without a kind")
+
+
+def _introduction(message: pb.MeshIntroduction) -> Introduction:
+    chain = tuple(message.chain)
+    if len(message.identity) != KEY_BYTES or len(message.proof) > _SIGNATURE_BYTES:
+        raise MalformedFrame("an introduction without an identity, or with a proof that is none")
+    if not 1 <= len(chain) <= CHAIN_LINKS_MAX or sum(len(link) for link in chain) > _CHAIN_BYTES_MAX:
+        raise MalformedFrame(f"a device chain of {len(chain)} links")
+    return Introduction(IdentityKey(message.identity), chain, message.proof)
+
+
+def _parties(message: pb.MeshParties) -> Parties:
+    keys = _split(message.parties, KEY_BYTES, OFFERS_MAX)
+    feeds = _split(message.genesis_feeds, KEY_BYTES, OFFERS_MAX)
+    titles = list(message.titles)
+    if not len(keys) == len(feeds) == len(titles):
+        raise MalformedFrame("parties without genesis or title")
+    rows = zip(keys, feeds, titles, strict=True)
+    entries = (PartyEntry(PartyKey(key), FeedKey(feed), title[:TEXT_CHARACTERS_MAX]) for key, feed, title in rows)
+    return Parties(tuple(entries), message.name[:TEXT_CHARACTERS_MAX])
 
 
 def _blob(message: pb.MeshBlob) -> Blob:

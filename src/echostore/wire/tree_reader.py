@@ -123,6 +123,15 @@ class TreeReader:
                 for entry in node.entries:
                     yield entry.item, self._item_state(entry, path)
 
+    def nodes(self) -> Iterator[tuple[Path, Cid, Page | IndexNode]]:
+        """All nodes, parents before children, in ascending order of their paths."""
+        return self._walk()
+
+    def page_items(self, page: Page, path: Path) -> Iterator[tuple[PageEntry, pb.ItemState]]:
+        """The items of one page as they stand in it and as they are."""
+        for entry in page.entries:
+            yield entry, self._item_state(entry, path)
+
     def state_bytes(self, state: pb.ItemState) -> bytes:
         """The whole model state of an item, also when it is in chunks."""
         if not state.state_cids:
@@ -214,6 +223,10 @@ class TreeReader:
     def _check_visited(self, visited: int) -> None:
         if visited > self._nodes_max:
             raise TooLarge(f"the item tree has more than {self._nodes_max} nodes", next_step="Pass a larger nodes_max.")
+
+    def open_node(self, cid: Cid, path: Path, count: int | None = None) -> Page | IndexNode:
+        """The node with this CID, as it must be at `path`."""
+        return self._node(cid, path, count)
 
     def _opened(self, side: "_Side", path: Path) -> Page | IndexNode:
         return self._node(side.cid, path, side.count) if isinstance(side, TreeTop) else side

@@ -10,6 +10,8 @@ from echostore.kernel.values import Value
 
 # Properties of a metadata item that the system itself reads.
 DELETED_KEY = "deleted"
+DELETED_AT_KEY = "deleted_at_ms"
+"""When an item was deleted, by its deleter's clock: what an epoch's `discard_before` is compared with."""
 NAME_KEY = "display_name"
 ACCESS_KEY = "access"
 FOREIGN_KEYS_KEY = "foreign_keys"

@@ -14,7 +14,18 @@ Records are loaded through a port on first touch, so that an inactive item costs
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from echostore.kernel.ids import FeedId, IdentityKey, ItemId, PartyKey, Stamp, item_creator, item_text
+from echostore.kernel.ids import (
+    ARC_BIT,
+    POSITION_BITS,
+    FeedId,
+    IdentityKey,
+    ItemId,
+    PartyKey,
+    Stamp,
+    item_creator,
+    item_local,
+    item_text,
+)
 from echostore.kernel.items.operations import (
     CUSTOM,
     GENESIS,
@@ -60,12 +71,14 @@ class PartyState:
         *,
         load: Load,
         identity_of: Callable[[FeedId], IdentityKey | None],
+        base_length: Callable[[FeedId], int] = lambda feed: 0,
         moves: Iterable[TreeMove] = (),
     ) -> None:
         self.party = party
         self._factory = factory
         self._load = load
         self._identity_of = identity_of
+        self._base_length = base_length
         self.records: dict[ItemId, ItemRecord] = {}
         self.dirty: set[ItemId] = set()
         """Items whose record differs from the ItemStore's."""
@@ -177,7 +190,7 @@ class PartyState:
             raise OperationRefused(*body)
         record = self.records.get(item) or self.record(item)
         if record is None:
-            raise ItemMissing(Reason.NO_ITEM, item)
+            raise self._missing(Reason.NO_ITEM, item)
         if record.last is None or stamp > record.last:
             record.last = stamp  # also when it is refused: a rule that comes late may allow it
             self.dirty.add(item)
@@ -203,6 +216,13 @@ class PartyState:
         self.dirty.add(item)
         self.changed.add(item)
 
+    def _missing(self, reason: Reason, item: ItemId) -> OperationRefused:
+        """Why an item is not here: it may still come, unless it was made inside the base epoch, which has it no more."""
+        local = item_local(item)
+        if not local & ARC_BIT and local >> POSITION_BITS < self._base_length(item_creator(item)):
+            return OperationRefused(Reason.DISCARDED, item_text(item))
+        return ItemMissing(reason, item)
+
     def _create(self, genesis: Genesis, stamp: Stamp, time_ms: int) -> None:
         item = genesis.item
         if item_creator(item) != stamp.feed:
@@ -210,7 +230,7 @@ class PartyState:
         if self.record(item) is not None:
             raise OperationRefused(Reason.DUPLICATE, "the item exists")
         if genesis.parent is not None and self.record(genesis.parent) is None:
-            raise ItemMissing(Reason.NO_PARENT, genesis.parent)
+            raise self._missing(Reason.NO_PARENT, genesis.parent)
         model = self._factory.create(genesis.model, genesis.version, item)
         self.records[item] = ItemRecord(genesis, model, PropertySet(item), created_ms=time_ms)
         if item in self.wanted:
@@ -245,7 +265,7 @@ class PartyState:
     def _place(self, record: ItemRecord, body: tuple[int, ItemId | None], stamp: Stamp) -> None:
         kind, parent = body
         if parent is not None and self.record(parent) is None:
-            raise ItemMissing(Reason.NO_PARENT, parent)
+            raise self._missing(Reason.NO_PARENT, parent)
         self._moves.append(TreeMove(stamp, record.item, kind, parent))
         self.changed.add(record.item)
         if parent is not None:
@@ -275,6 +295,28 @@ class PartyState:
         self.gone |= items
         self.dirty |= items
         self.changed |= items
+
+    def restore(self, records: Iterable[ItemRecord], moves: Iterable[TreeMove]) -> None:
+        """Put items back as a base epoch has them, with its moves of them; what came after it is folded on top."""
+        for record in records:
+            item = record.item
+            self.records[item] = record
+            self.gone.discard(item)
+            self.dirty.add(item)
+            self.changed.add(item)
+        self._moves.extend(moves)
+
+    def drop(self, items: frozenset[ItemId]) -> None:
+        """Items that an epoch leaves out, with their moves."""
+        self.settle()
+        self.forget(items)
+
+    def start_over(self, moves: Iterable[TreeMove]) -> None:
+        """Forget all that is in memory: the ItemStore holds another state now."""
+        for kept in (self.records, self.dirty, self.gone, self.refold, self.wanted, self.found, self._edits):
+            kept.clear()
+        self.rejects, self._moves, self._edit_count, self.moves_dirty = [], [], 0, False
+        self.tree = Tree(self._first_parent, moves)
 
 
 def _access_change(operation: Any) -> Set | Restore | None:

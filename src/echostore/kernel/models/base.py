@@ -7,13 +7,17 @@ A model folds operations into state. Its laws, property-tested for every model:
     M2  restore(snapshot(s)) continues exactly as s would;
     M3  no clock, randomness or I/O.
 
+A model may have `discard(horizon) -> bool`: it loses what its own rules let go at an epoch, and says whether it did.
+
 Models work on kernel values. How operations and states become bytes is the business of `echostore.wire.models`: each
 model there has a codec. A model of an application's own has bytes for operations and is folded by `OrderedFold`.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from echostore.kernel.ids import ItemId, Stamp
+from echostore.kernel.ids import FeedId, ItemId, Stamp
 from echostore.kernel.reasons import Reason
 
 
@@ -24,6 +28,18 @@ class OperationRefused(Exception):
         super().__init__(f"{reason}: {detail}" if detail else str(reason))
         self.reason = reason
         self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class Horizon:
+    """Up to where an epoch may discard: what `stable` covers, and ages by `before_ms` alone."""
+
+    before_ms: int
+    stable: Mapping[FeedId, int]
+    """The last stable seq of each feed."""
+
+    def covers(self, stamp: Stamp) -> bool:
+        return stamp.seq <= self.stable.get(stamp.feed, -1)
 
 
 @runtime_checkable

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, assert_never
 
 from echostore.kernel.ids import FeedId, ItemId, Stamp
-from echostore.kernel.models.base import OperationRefused
+from echostore.kernel.models.base import Horizon, OperationRefused
 from echostore.kernel.reasons import Reason
 from echostore.kernel.values import Value
 
@@ -165,6 +165,26 @@ class ThreadedLog:
                 threads[entry.reply_to].replies.append(thread)
         return roots
 
+    def discard(self, horizon: Horizon) -> bool:
+        """Lose the posts that the retention lets go; whether there were any. A retention that is not stable waits."""
+        if not self._retentions:
+            return False
+        set_at, retention = max(self._retentions.values(), key=lambda kept: kept[0])
+        if not horizon.covers(set_at):
+            return False
+        ordered = self.entries()
+        beyond = len(ordered) - retention.count_max if retention.count_max else 0
+        gone = [
+            entry.id
+            for number, entry in enumerate(ordered)
+            if _settled(entry, horizon) and _outlived(entry, horizon.before_ms, retention, beyond=number < beyond)
+        ]
+        for post in gone:
+            del self._entries[post]
+        if gone:
+            self._ordered = None
+        return bool(gone)
+
     def _dangles(self, entry: LogEntry) -> bool:
         """A reply to a later post dangles too: only a forger writes one, and it could close a circle."""
         if entry.reply_to is None:
@@ -196,6 +216,17 @@ class ThreadedLog:
         if entry.changed is None or entry.changed < place:
             self._entries[name] = replace(entry, retracted=retracted, changed=place)
             self._ordered = None
+
+
+def _settled(entry: LogEntry, horizon: Horizon) -> bool:
+    """Whether a post and what its writer last did to it are stable."""
+    last = entry.changed[0] if entry.changed is not None else entry.stamp.seq
+    return horizon.covers(entry.stamp._replace(seq=max(last, entry.stamp.seq)))
+
+
+def _outlived(entry: LogEntry, before_ms: int, retention: Retention, *, beyond: bool) -> bool:
+    aged = bool(retention.age_ms_max) and entry.time_ms < before_ms - retention.age_ms_max
+    return aged or (beyond and entry.time_ms < before_ms)
 
 
 def post_id(stamp: Stamp) -> PostId:

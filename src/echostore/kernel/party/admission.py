@@ -10,7 +10,8 @@ Of each admitted feed it has intervals of blocks, each with the role in which it
 Of data feeds the bounds come from the credentials' own content, of control feeds from their causal past. The role at
 a block is that of the winner (causal successor, then senior issuer, then lower hash) among the admissions and role
 changes that reach it; concurrent role changes all start at the least of their bounds. With groups it is the greatest
-over direct membership and groups.
+over direct membership and groups. What a final epoch contained before a credential, that credential's bound does not
+reach (`pins`).
 
 An `Admission` is a value: two peers with equal digests read the same blocks. `build` makes it from the ledger.
 """
@@ -39,6 +40,7 @@ from echostore.kernel.party.ledger import (
     group_of,
     same_era,
 )
+from echostore.kernel.party.pins import NO_PINS, Pins
 from echostore.kernel.reasons import Reason
 
 _TAG: Final = b"echostore/admission/1"
@@ -105,13 +107,17 @@ class Admission:
         return Reason.READER if role is Role.READER and admitted.kind is FeedKind.DATA else None
 
 
-def build(ledger: Ledger, forks: Mapping[FeedKey, int], child: PartyKey | None) -> Admission:
+Forks = Mapping[FeedKey, Iterable[tuple[int, Event | None]]]
+"""Where feeds were proven to fork, with the credential that says so; None where two messages themselves do."""
+
+
+def build(ledger: Ledger, forks: Forks, child: PartyKey | None, pins: Pins = NO_PINS) -> Admission:
     """The admission that the valid credentials give. Without a child: control feeds and the party's own data feeds."""
     feeds = []
     for entries in ledger.feeds.values():
         entry = _representative(ledger, entries)
         if entry.admit.child == child:
-            feeds.append(_admit(ledger, forks, entry))
+            feeds.append(_admit(ledger, forks, entry, pins))
     return Admission.of(ledger.party, child, feeds)
 
 
@@ -122,10 +128,10 @@ def _representative(ledger: Ledger, entries: list[AdmittedAs]) -> AdmittedAs:
     return next(lasting, ordered[0])
 
 
-def _admit(ledger: Ledger, forks: Mapping[FeedKey, int], entry: AdmittedAs) -> FeedAdmission:
+def _admit(ledger: Ledger, forks: Forks, entry: AdmittedAs, pins: Pins) -> FeedAdmission:
     admit = entry.admit
-    end, reason = _end(ledger, forks, entry)
-    own = _Timeline(ledger, entry, admit.identity)
+    end, reason = _end(ledger, forks, entry, pins)
+    own = _Timeline(ledger, entry, admit.identity, pins)
     timelines = [own]
     removals = ledger.removals.get(admit.identity, ())
     groups = {
@@ -134,7 +140,7 @@ def _admit(ledger: Ledger, forks: Mapping[FeedKey, int], entry: AdmittedAs) -> F
         if same_era(event, entry.event, removals)
         and same_era(event, entry.event, ledger.removals.get(group_of(event), ()))
     }
-    timelines += [_Timeline(ledger, entry, group) for group in groups]
+    timelines += [_Timeline(ledger, entry, group, pins) for group in groups]
     starts = sorted({0} | {start for timeline in timelines for start in timeline.starts()})
     intervals: list[Interval] = []
     for index, start in enumerate(starts):
@@ -153,20 +159,18 @@ def _admit(ledger: Ledger, forks: Mapping[FeedKey, int], entry: AdmittedAs) -> F
     return FeedAdmission(admit.feed, admit.kind, admit.identity, admit.device, admit.child, tuple(intervals), reason)
 
 
-def _end(ledger: Ledger, forks: Mapping[FeedKey, int], entry: AdmittedAs) -> tuple[int | None, Reason | None]:
+def _end(ledger: Ledger, forks: Forks, entry: AdmittedAs, pins: Pins) -> tuple[int | None, Reason | None]:
     """Where the feed ends, and why: the least of all that end it."""
     admit = entry.admit
-    ends: list[tuple[int, int]] = []
-    if admit.feed in forks:
-        ends.append((forks[admit.feed], _REASON_ORDER.index(Reason.FORK)))
-    cut = _REASON_ORDER.index(Reason.BEYOND_CUT)
+    forked, cut, retired = (_REASON_ORDER.index(each) for each in (Reason.FORK, Reason.BEYOND_CUT, Reason.RETIRED))
+    ends = [(max(seq, _pinned(evidence, admit, pins)), forked) for seq, evidence in forks.get(admit.feed, ())]
     for removal in ledger.removals.get(admit.identity, ()):
         if not entry.event.sees(removal):
-            ends.append((bound(removal, admit), cut))
+            ends.append((bound(removal, admit, pins), cut))
     for revoke in ledger.device_revokes.get((admit.identity, admit.device), ()):
-        ends.append((bound(revoke, admit), cut))
+        ends.append((bound(revoke, admit, pins), cut))
     for retire in ledger.retires.get(admit.feed, ()):
-        ends.append((bound(retire, admit), _REASON_ORDER.index(Reason.RETIRED)))
+        ends.append((bound(retire, admit, pins), retired))
     if not ends:
         return None, None
     end, reason = min(ends)
@@ -176,15 +180,15 @@ def _end(ledger: Ledger, forks: Mapping[FeedKey, int], entry: AdmittedAs) -> tup
 class _Timeline:
     """The roles that one subject (the feed's identity, or a group of it) gives along a feed."""
 
-    def __init__(self, ledger: Ledger, entry: AdmittedAs, subject: IdentityKey) -> None:
+    def __init__(self, ledger: Ledger, entry: AdmittedAs, subject: IdentityKey, pins: Pins) -> None:
         removals = ledger.removals.get(subject, ())
         self._ledger = ledger
         admit = entry.admit
         self._admits = [event for event in ledger.admits.get(subject, ()) if same_era(event, entry.event, removals)]
         changes = [event for event in ledger.changes.get(subject, ()) if same_era(event, entry.event, removals)]
-        self._changes = [(_least_bound(change, changes, admit), change) for change in changes]
+        self._changes = [(_least_bound(change, changes, admit, pins), change) for change in changes]
         later = [removal for removal in removals if not entry.event.sees(removal)]
-        self._end = min((bound(removal, admit) for removal in later), default=None)
+        self._end = min((bound(removal, admit, pins) for removal in later), default=None)
 
     def starts(self) -> set[int]:
         return {start for start, _ in self._changes} | ({self._end} if self._end is not None else set())
@@ -196,13 +200,25 @@ class _Timeline:
         return granted_role(self._ledger.winner(self._admits + reaching))
 
 
-def _least_bound(change: Event, changes: list[Event], admit: FeedAdmit) -> int:
+def _least_bound(change: Event, changes: list[Event], admit: FeedAdmit, pins: Pins) -> int:
     concurrent = [other for other in changes if not change.sees(other) and not other.sees(change)]
-    return min(bound(event, admit) for event in concurrent)  # `change` itself is among them
+    return min(bound(event, admit, pins) for event in concurrent)  # `change` itself is among them
 
 
-def bound(event: Event, admit: FeedAdmit) -> int:
-    """How many blocks of the feed lie before what `event` says of it."""
+def bound(event: Event, admit: FeedAdmit, pins: Pins = NO_PINS) -> int:
+    """How many blocks of the feed lie before what `event` says of it, or were contained in an epoch before it."""
+    said = _said_bound(event, admit)
+    return max(said, _pinned(event, admit, pins)) if pins else said
+
+
+def _pinned(event: Event | None, admit: FeedAdmit, pins: Pins) -> int:
+    """How much of the feed final epochs contained before they contained `event`."""
+    before = pins.count if event is None else pins.first(event)
+    feed = feed_id(admit.feed)
+    return pins.control_length(feed, before) if admit.kind is FeedKind.CONTROL else pins.data_length(feed, before)
+
+
+def _said_bound(event: Event, admit: FeedAdmit) -> int:
     assert event.claim is not None
     feed = feed_id(admit.feed)
     if admit.kind is FeedKind.CONTROL:

@@ -18,7 +18,7 @@ other owners' by owners; a removal needs a present member; a member admitted twi
 
 from typing import NamedTuple, assert_never
 
-from echostore.kernel.ids import DeviceKey, IdentityKey
+from echostore.kernel.ids import DeviceKey, IdentityKey, feed_id
 from echostore.kernel.party.credentials import (
     AdoptLocal,
     ChildParty,
@@ -45,11 +45,9 @@ from echostore.kernel.party.credentials import (
     Role,
     RoleChange,
 )
+from echostore.kernel.party.epoch_policy import ADMINS, ELECT, EPOCH_BOTS, EPOCH_DECLARERS, declarers_of
 from echostore.kernel.party.ledger import Event, Ledger, group_of
 from echostore.kernel.reasons import Reason
-
-EPOCH_DECLARERS = "epoch.declarers"
-"""Policy key: who may declare epochs. `admins` (also when absent), `elect` (every editor), or 32-byte identity keys."""
 
 
 class Refusal(NamedTuple):
@@ -296,10 +294,19 @@ def _judge_adoption(ledger: Ledger, event: Event, claim: Claim, said: AdoptLocal
 def _judge_epoch(ledger: Ledger, event: Event, claim: Claim, said: EpochGenesis, role: Role) -> Refusal | None:
     if said.child is not None and not any(event.sees(child) for child in ledger.children.get(said.child, ())):
         return Refusal(Reason.SUBJECT_UNKNOWN, "no such child party in its past")
-    declarers = ledger.policy(EPOCH_DECLARERS, event)
-    if declarers is None or declarers == b"admins":
+    if said.number < 1:
+        return Refusal(Reason.MALFORMED, "epoch 0 is the party's genesis")
+    for entry in said.control_timeframe:
+        # Its own block is not in its past: an epoch can't contain itself.
+        seen = event.reach(feed_id(entry.feed)) - (entry.feed == event.feed_key)
+        if entry.seq >= seen:
+            return Refusal(Reason.MALFORMED, "names control messages that are not in its past")
+    settings = {key: ledger.policy(key, event) for key in (EPOCH_DECLARERS, EPOCH_BOTS)}
+    declarers, named = declarers_of({key: value for key, value in settings.items() if value is not None})
+    if declarers == ADMINS:
         return _need(role, Role.ADMIN)
-    if declarers == b"elect":
+    if declarers == ELECT:
         return _need(role, Role.EDITOR)
-    named = {declarers[start : start + 32] for start in range(0, len(declarers), 32)}
-    return None if bytes(claim.issuer) in named else Refusal(Reason.NOT_AUTHORISED, "the policy names other declarers")
+    if bytes(claim.issuer) in named or bytes(claim.device) in named:
+        return None
+    return Refusal(Reason.NOT_AUTHORISED, "the policy names other declarers")

@@ -1,23 +1,49 @@
 """The chain of epochs that all members end with: a function of the set of epoch credentials.
 
-    number        1             2                 3
-                  A ◄────────── B ◄────────────── D       D names B: whoever chose B's rival starts again from B
-                   ◄── B' (same number, fewer attests or a higher hash: kept as a checkpoint)
+    number    0         1             2                 3
+              party ◄── A ◄────────── B ◄────────────── D       D names B: whoever chose B's rival starts again from B
+              genesis    ◄── B' (same number, fewer attests or a higher hash: kept as a checkpoint)
 
-E1  An epoch counts whose number is one more than its predecessor's, whose timeframe includes the predecessor's, and
-    whose predecessor is in the chain.
-E2  Of several with one number, the one that a quorum of identities attested names the number for good; before that,
-    the one with the lower hash does.
-E3  An identity attests one genesis per number: its first attest in canonical order. The declarer attests by declaring.
-E4  A quorum is a majority of the identities that are members.
+E1  An epoch counts whose number is one more than its predecessor's, whose timeframes include the predecessor's, whose
+    `discard_before` does not go back, and whose predecessor is in the chain. Epoch 0 is the party's genesis: no blocks.
+    Of a predecessor without a quorum, blocks may have been cut since, and the data timeframe may lack those.
+E2  Of several with one number, the one that a quorum of identities attested, or whose successors have a quorum (E6),
+    names the number for good; before that, the one with the lower hash does, and any goes before one that more
+    identities dispute than attest.
+E3  An identity votes for one genesis per number: its first attest in canonical order. Declaring is attesting. An
+    attest of another CID than the genesis names is none, nor is one by who disputed the same genesis before.
+E4  A quorum is a majority of the electorate: the unretired identities that were members in the genesis' own past.
+E5  An attest counts by its own past: a removal that comes later, or at the same time, does not take it back. A genesis
+    whose declarer was removed at the same time counts only with a quorum.
+E6  A quorum for an epoch is one for all epochs below it.
+
+An identity that found an epoch wrong goes on without it: in its own view (`Tally.view`) it is not there, until a quorum
+stands for it. What an honest identity may attest (`Tally.objection`) makes E2 lasting: two with one number never both
+get a quorum.
+
+For who reads epochs (bootstrap, truncation, gc), all of it pure:
+
+    tally = machine.epoch_tally(child)          the credentials of one party or child party, counted
+    tally.chain                                 [Epoch 1, Epoch 2, ...]: the accepted chain
+    tally.accepted(number) -> Epoch | None      the epoch that names this number
+    tally.final(number) -> bool                 whether that is for good: a quorum stands for it or for a successor
+    tally.latest -> Epoch | None                the newest of the chain; `.genesis.record`, `.genesis.cut`, `.hash`
+    tally.latest_final -> Epoch | None
+    enough_to_join(epoch, policy, devices)      whether a newcomer believes it
+    truncatable(tally.chain, policy)            the newest epoch below which blocks may be deleted: attested by the
+                                                policy's quorum, and with a final successor (one epoch old); or None
+    machine.epoch_policy -> EpochPolicy         `epoch_policy.EpochPolicy`
+    Tally(acts, members, base=epoch)            starts after `base`, where control below it is gone
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from echostore.kernel.ids import IdentityKey, PartyKey
-from echostore.kernel.party.credentials import EpochAttest, EpochGenesis
+from echostore.kernel.ids import DeviceKey, FeedKey, IdentityKey, PartyKey, Stamp
+from echostore.kernel.party.credentials import EpochDispute, EpochGenesis, TimeframeEntry
+from echostore.kernel.party.epoch_policy import EpochPolicy, majority
 from echostore.kernel.party.roster import EpochAct
 
 
@@ -30,67 +56,370 @@ class Epoch:
     declarer: IdentityKey
     attested_by: frozenset[IdentityKey]
     final: bool
-    """Whether a quorum attested it."""
+    """Whether a quorum attested it, or one of its successors."""
+    quorate: bool
+    """Whether a quorum attested it itself: then what it contains is pinned (`pins`)."""
     rivals: tuple[bytes, ...]
     """Hashes of others with the same number and predecessor."""
+    device: DeviceKey
+    electorate: frozenset[IdentityKey]
+    disputed_by: frozenset[IdentityKey]
+
+    @property
+    def number(self) -> int:
+        return self.genesis.number
+
+    @property
+    def independent(self) -> frozenset[IdentityKey]:
+        """Who stands for it besides its declarer."""
+        return self.attested_by - {self.declarer}
 
 
-def chain(acts: Iterable[EpochAct], members: Collection[IdentityKey], *, child: PartyKey | None = None) -> list[Epoch]:
-    """The epochs that count, by number from 1 on."""
-    declared: dict[bytes, EpochAct] = {}
-    by_number: dict[int, list[EpochAct]] = defaultdict(list)
-    attests: dict[int, dict[IdentityKey, bytes]] = defaultdict(dict)
-    for act in sorted(acts, key=lambda each: (each.stamp, each.hash)):
+class _Vote(NamedTuple):
+    """Sorts in canonical order."""
+
+    stamp: Stamp
+    hash: bytes
+    genesis: bytes
+
+
+class Tally:
+    """The epoch credentials of one party or child party, counted. Taking one more costs what it may change."""
+
+    def __init__(
+        self,
+        acts: Iterable[EpochAct] = (),
+        members: Collection[IdentityKey] = (),
+        *,
+        child: PartyKey | None = None,
+        base: Epoch | None = None,
+    ) -> None:
+        """`members` is the electorate of geneses that do not bring their own."""
+        self._members = frozenset(members)
+        self._child = child
+        self._base = base
+        self._declared: dict[bytes, EpochAct] = {}
+        self._by_number: dict[int, list[EpochAct]] = defaultdict(list)
+        self._votes: dict[int, dict[IdentityKey, _Vote]] = defaultdict(dict)
+        self._support: dict[bytes, set[IdentityKey]] = defaultdict(set)
+        self._disputes: dict[bytes, dict[IdentityKey, Stamp]] = defaultdict(dict)
+        self._chain: list[Epoch] = []
+        self._whole = False
+        """Whether `_chain` is up to date; if not, it is a beginning that can't change any more."""
+        ordered = sorted(acts, key=lambda each: (each.stamp, each.hash))
+        for declaring in (True, False):  # an attest needs its genesis, wherever chance has put it
+            for act in ordered:
+                if isinstance(act.act, EpochGenesis) is declaring:
+                    self.add(act)
+
+    def add(self, act: EpochAct) -> None:
+        """Count one more credential; a genesis before what is said about it."""
         said = act.act
         if isinstance(said, EpochGenesis):
-            if said.child == child:
-                declared[act.hash] = act
-                by_number[said.number].append(act)
-        elif isinstance(said, EpochAttest):
-            attests[said.number].setdefault(act.identity, said.genesis)
-    for act in sorted(declared.values(), key=lambda each: (each.stamp, each.hash)):
-        attests[act.act.number].setdefault(act.identity, act.hash)
-    quorum = len(members) // 2 + 1
-    found: list[Epoch] = []
-    before: EpochAct | None = None
-    while candidates := _successors(by_number[len(found) + 1], before):
-        number = len(found) + 1
-        voters: dict[bytes, set[IdentityKey]] = defaultdict(set)
-        for identity, genesis in attests[number].items():
-            if identity in members:
-                voters[genesis].add(identity)
-        best = min(candidates, key=lambda act: (len(voters[act.hash]) < quorum, act.hash))
-        said = best.act
-        assert isinstance(said, EpochGenesis)
-        found.append(
-            Epoch(
-                genesis=said,
-                hash=best.hash,
-                declarer=best.identity,
-                attested_by=frozenset(voters[best.hash]),
-                final=len(voters[best.hash]) >= quorum,
-                rivals=tuple(sorted(act.hash for act in candidates if act is not best)),
-            )
+            if said.child != self._child or act.hash in self._declared:
+                return
+            self._declared[act.hash] = act
+            self._by_number[said.number].append(act)
+            self._vote(act, said.number, act.hash)
+            self._stale(said.number)
+            return
+        about = self._declared.get(said.genesis)
+        if about is None or genesis_of(about).number != said.number:
+            return
+        if isinstance(said, EpochDispute):
+            self._dispute(act, said.number, about.hash)
+        elif said.snapshot == genesis_of(about).snapshot:
+            self._vote(act, said.number, about.hash)
+        self._stale(said.number)
+
+    def _dispute(self, act: EpochAct, number: int, genesis: bytes) -> None:
+        disputes = self._disputes[genesis]
+        disputes[act.identity] = min(act.stamp, disputes.get(act.identity, act.stamp))
+        vote = self._votes[number].get(act.identity)
+        if vote is not None and vote.genesis == genesis and act.stamp < vote.stamp:
+            del self._votes[number][act.identity]
+            self._support[genesis].discard(act.identity)
+
+    def _vote(self, act: EpochAct, number: int, genesis: bytes) -> None:
+        """The first vote in canonical order counts, whatever comes first here."""
+        disputed = self._disputes[genesis].get(act.identity)
+        if disputed is not None and disputed < act.stamp:
+            return
+        vote = _Vote(act.stamp, act.hash, genesis)
+        known = self._votes[number].get(act.identity)
+        if known is not None and known <= vote:
+            return
+        if known is not None:
+            self._support[known.genesis].discard(act.identity)
+        self._votes[number][act.identity] = vote
+        self._support[genesis].add(act.identity)
+
+    def _stale(self, number: int) -> None:
+        """Something about a number changed. What is final below it stays as it is."""
+        self._whole = False
+        first = self._base.number + 1 if self._base else 1
+        kept = 0
+        while kept < min(len(self._chain), number - first) and self._chain[kept].final:
+            kept += 1
+        del self._chain[kept:]
+
+    # the chain
+
+    @property
+    def chain(self) -> list[Epoch]:
+        """The epochs that count, by number, from the one after the base on."""
+        if not self._whole:
+            self._chain = self._build(frozenset(), self._chain)
+            self._whole = True
+        return self._chain
+
+    def view(self, identity: IdentityKey) -> list[Epoch]:
+        """The chain without what an identity itself disputes."""
+        disputed = frozenset(genesis for genesis, by in self._disputes.items() if identity in by)
+        return self._build(disputed, []) if disputed else self.chain
+
+    def _build(self, without: frozenset[bytes], beginning: list[Epoch]) -> list[Epoch]:
+        found = list(beginning)
+        last = found[-1] if found else self._base
+        upheld = self._upheld(last.number if last else 0)
+        number = last.number + 1 if last else 1
+        while candidates := self._candidates(number, last, without):
+            best = min(candidates, key=lambda act: self._preference(act, upheld))
+            rivals = tuple(sorted(act.hash for act in candidates if act is not best))
+            last = self._epoch(best, final=self._quorate(best) or best.hash in upheld, rivals=rivals)
+            found.append(last)
+            number += 1
+        return found
+
+    def _candidates(self, number: int, before: Epoch | None, without: frozenset[bytes]) -> list[EpochAct]:
+        return [
+            act
+            for act in self._by_number.get(number, ())
+            if follows(genesis_of(act), before, act.ended)
+            and ((not act.voided and act.hash not in without) or self._quorate(act))
+        ]
+
+    def _preference(self, act: EpochAct, upheld: set[bytes]) -> tuple[bool, bool, bool, bytes]:
+        doubtful = len(self._disputes[act.hash].keys() & self._electorate(act)) > len(self._voters(act))
+        return act.hash not in upheld, not self._quorate(act), doubtful, act.hash
+
+    def _upheld(self, above: int) -> set[bytes]:
+        """Geneses below one that has a quorum, of the numbers above a given one."""
+        found: set[bytes] = set()
+        number = max(self._by_number, default=0)
+        while number > above:
+            for act in self._by_number.get(number, ()):
+                if act.hash in found or self._quorate(act):
+                    before = self._declared.get(genesis_of(act).previous)
+                    if before is None:
+                        continue
+                    if follows(genesis_of(act), self._epoch(before, final=True, rivals=()), act.ended):
+                        found.add(before.hash)
+            number = max((each for each in self._by_number if each < number), default=0)
+        return found
+
+    def _epoch(self, act: EpochAct, *, final: bool, rivals: tuple[bytes, ...]) -> Epoch:
+        return Epoch(
+            genesis=genesis_of(act),
+            hash=act.hash,
+            declarer=act.identity,
+            attested_by=frozenset(self._voters(act)),
+            final=final,
+            quorate=self._quorate(act),
+            rivals=rivals,
+            device=act.device,
+            electorate=self._electorate(act),
+            disputed_by=frozenset(self._disputes.get(act.hash, ())),
         )
-        before = best
-    return found
+
+    def accepted(self, number: int) -> Epoch | None:
+        """The epoch that names a number."""
+        first = self._base.number + 1 if self._base else 1
+        at = number - first
+        return self.chain[at] if 0 <= at < len(self.chain) else None
+
+    def final(self, number: int) -> bool:
+        epoch = self.accepted(number)
+        return epoch is not None and epoch.final
+
+    @property
+    def latest(self) -> Epoch | None:
+        return self.chain[-1] if self.chain else self._base
+
+    @property
+    def latest_final(self) -> Epoch | None:
+        return next((epoch for epoch in reversed(self.chain) if epoch.final), self._base)
+
+    @property
+    def declared(self) -> list[EpochAct]:
+        """Every genesis that may be declared, in canonical order, also those that are not in the chain."""
+        return list(self._declared.values())
+
+    def disputed(self, genesis: bytes, identity: IdentityKey) -> bool:
+        return identity in self._disputes.get(genesis, ())
+
+    def voted(self, number: int, identity: IdentityKey) -> bytes | None:
+        """The genesis that an identity stands for at a number."""
+        vote = self._votes.get(number, {}).get(identity)
+        return vote.genesis if vote is not None else None
+
+    # what may be attested
+
+    def objection(
+        self, genesis: bytes, identity: IdentityKey, active: frozenset[IdentityKey] | None = None
+    ) -> str | None:
+        """Why an honest identity does not attest a genesis; None when it may, if its own recomputation agrees.
+
+        It attests what names its number at the moment, once per number, and what rests on nothing that it has to be
+        afraid of (`fear`). `active` are the unretired identities of now: from others no vote will come.
+        """
+        act = self._declared.get(genesis)
+        if act is None:
+            return "no such epoch is declared"
+        if identity not in self._electorate(act):
+            return "this identity was no member when it was declared"
+        number = genesis_of(act).number
+        seen = self.view(identity)
+        named = next((epoch for epoch in seen if epoch.number == number), None)
+        if named is None or named.hash != genesis:
+            return "another epoch names its number, or its predecessor is not in the chain"
+        if self.voted(number, identity) == genesis:
+            return "this identity stands for it"
+        for above in self._by_number:
+            vote = self.voted(above, identity) if above > number else None
+            if vote is not None and not self._rests_on(vote, genesis):
+                return f"this identity stands for an epoch {above} that rests on a rival of it"
+        before = seen[: seen.index(named)]
+        return self.fear(genesis_of(act), before, identity, active)
+
+    def fear(
+        self,
+        genesis: EpochGenesis,
+        before: Sequence[Epoch],
+        identity: IdentityKey,
+        active: frozenset[IdentityKey] | None = None,
+    ) -> str | None:
+        """Why an honest identity does not stand for a genesis on top of these epochs yet.
+
+        It votes once per number, also by declaring. Where it voted for another below, it goes over only when that one is beaten: the number is final, or too many
+        have voted otherwise. Where a genesis lacks blocks of its predecessor, which were cut since, the predecessor
+        must be beaten too. So whoever made a quorum for one never helps what contradicts it.
+        """
+        if self.voted(genesis.number, identity) is not None:
+            return f"this identity stands for another epoch {genesis.number}"
+        lacks = bool(before) and not includes(genesis.timeframe, before[-1].genesis.timeframe)
+        if lacks and self._can_win(before[-1].hash, active):
+            return f"it lacks blocks of epoch {before[-1].number}, which may still get its quorum"
+        for below in reversed(before):
+            if below.final:
+                break  # and all below it
+            vote = self.voted(below.number, identity)
+            if vote not in (None, below.hash) and self._can_win(vote, active):
+                return f"this identity stands for a rival of epoch {below.number} that may still win"
+        return None
+
+    def _can_win(self, genesis: bytes | None, active: frozenset[IdentityKey] | None) -> bool:
+        """Whether a genesis can still get a quorum, or has it."""
+        act = self._declared.get(genesis or b"")
+        if act is None:
+            return False
+        electorate = self._electorate(act)
+        votes = self._votes[genesis_of(act).number]
+        disputes = self._disputes[act.hash]
+        possible = 0
+        for identity in electorate:
+            if identity in votes:
+                possible += votes[identity].genesis == genesis
+            elif identity not in disputes:
+                possible += active is None or identity in active
+        return possible >= majority(len(electorate))
+
+    def _rests_on(self, later: bytes, earlier: bytes) -> bool:
+        at = self._declared.get(later)
+        while at is not None:
+            if at.hash == earlier:
+                return True
+            at = self._declared.get(genesis_of(at).previous)
+        return False
+
+    # votes
+
+    def _electorate(self, act: EpochAct) -> frozenset[IdentityKey]:
+        return self._members if act.electorate is None else act.electorate
+
+    def _voters(self, act: EpochAct) -> set[IdentityKey]:
+        return self._support[act.hash] & self._electorate(act)
+
+    def _quorate(self, act: EpochAct) -> bool:
+        return len(self._voters(act)) >= majority(len(self._electorate(act)))
 
 
-def _successors(candidates: Iterable[EpochAct], before: EpochAct | None) -> list[EpochAct]:
-    found = []
-    for act in candidates:
-        said = act.act
-        assert isinstance(said, EpochGenesis)
-        if before is None:
-            if not said.previous:
-                found.append(act)
-        elif said.previous == before.hash and _includes(said, before.act):
-            found.append(act)
-    return found
+def chain(
+    acts: Iterable[EpochAct],
+    members: Collection[IdentityKey],
+    *,
+    child: PartyKey | None = None,
+    base: Epoch | None = None,
+) -> list[Epoch]:
+    """The epochs that count, by number from 1 on."""
+    return Tally(acts, members, child=child, base=base).chain
 
 
-def _includes(later: EpochGenesis, earlier: object) -> bool:
-    """Whether a timeframe holds all that an earlier one does."""
-    assert isinstance(earlier, EpochGenesis)
-    reached = {entry.feed: entry.seq for entry in later.timeframe}
-    return all(reached.get(entry.feed, -1) >= entry.seq for entry in earlier.timeframe)
+def enough_to_join(epoch: Epoch, policy: EpochPolicy, devices: int) -> bool:
+    """Whether a newcomer, who can't recompute it, believes an epoch of a party with so many devices."""
+    return len(epoch.independent) >= policy.attests_to_join(devices)
+
+
+def truncatable(epochs: Sequence[Epoch], policy: EpochPolicy) -> Epoch | None:
+    """The newest epoch below which blocks may be deleted: the policy's quorum attested it and it is one epoch old."""
+    for at in range(len(epochs) - 2, -1, -1):
+        epoch, successor = epochs[at], epochs[at + 1]
+        wanted = policy.quorum_for_truncation(len(epoch.electorate))
+        if successor.final and len(epoch.attested_by) >= wanted:
+            return epoch
+    return None
+
+
+def follows(genesis: EpochGenesis, before: Epoch | None, ended: frozenset[FeedKey] = frozenset()) -> bool:
+    """Whether a genesis is a successor of an epoch (E1); None stands for epoch 0. `ended` are feeds that were cut."""
+    if before is None:
+        return genesis.number == 1 and not genesis.previous
+    earlier = before.genesis
+    return (
+        genesis.number == earlier.number + 1
+        and genesis.previous == before.hash
+        and genesis.discard_before_ms >= earlier.discard_before_ms
+        and includes(genesis.control_timeframe, earlier.control_timeframe)
+        and includes(genesis.timeframe, earlier.timeframe, frozenset() if before.quorate else ended)
+    )
+
+
+def includes(
+    later: Iterable[TimeframeEntry], earlier: Iterable[TimeframeEntry], but: frozenset[FeedKey] = frozenset()
+) -> bool:
+    """Whether a timeframe holds all that an earlier one does, as far as the two themselves tell; `but` these feeds."""
+    reached = {entry.feed: entry for entry in later}
+    for entry in earlier:
+        at = reached.get(entry.feed)
+        if entry.feed in but:
+            continue
+        if at is None or at.seq < entry.seq or (at.seq == entry.seq and at.link != entry.link):
+            return False
+    return True
+
+
+def genesis_of(act: EpochAct) -> EpochGenesis:
+    assert isinstance(act.act, EpochGenesis), act
+    return act.act
+
+
+__all__ = [
+    "Epoch",
+    "Tally",
+    "chain",
+    "enough_to_join",
+    "follows",
+    "genesis_of",
+    "includes",
+    "truncatable",
+]

@@ -67,6 +67,11 @@ def why(verdicts: Verdicts, key: bytes) -> list[Step]:
     return steps
 
 
+def named(verdicts: Verdicts) -> set[bytes]:
+    """Every key that a credential is about, whether it counts or not."""
+    return {key for event in verdicts.events if event.claim is not None for key in _subjects(event.claim)}
+
+
 def _by_key(events: list[Event]) -> dict[bytes, list[Event]]:
     """Events by every key that they are about, in canonical order."""
     about: dict[bytes, list[Event]] = {}

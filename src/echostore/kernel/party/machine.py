@@ -16,13 +16,19 @@ verified. It knows no clock: invitations do not expire here.
 
 from dataclasses import dataclass
 
-from echostore.kernel.ids import FeedId, FeedKey, PartyKey, feed_id
+from echostore.kernel.ids import FeedId, FeedKey, IdentityKey, PartyKey, feed_id
 from echostore.kernel.party import explain, roster
 from echostore.kernel.party.admission import Admission, FeedAdmission, build
 from echostore.kernel.party.credentials import ControlMessage, ModelPublish, PartyGenesis
-from echostore.kernel.party.ledger import Ledger
+from echostore.kernel.party.epoch_chain import Tally
+from echostore.kernel.party.epoch_policy import EpochPolicy
+from echostore.kernel.party.ledger import EVERYTHING, Event, Ledger
+from echostore.kernel.party.pins import NO_PINS, Pins
 from echostore.kernel.party.verdicts import Verdicts
 from echostore.kernel.reasons import Reason
+
+PIN_ROUNDS_MAX = 8
+"""Rounds in which pins bring back credentials that make further epochs final."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,16 @@ class Rejection:
     detail: str
 
 
+@dataclass(slots=True)
+class _Counted:
+    """A tally, and how much of the ledger is in it."""
+
+    tally: Tally
+    epochs: int = 0
+    attests: int = 0
+    disputes: int = 0
+
+
 class PartyMachine:
     """The membership of one party as a function of the set of control messages received."""
 
@@ -44,6 +60,13 @@ class PartyMachine:
         self._verdicts = Verdicts(party)
         self._admissions: dict[PartyKey | None, Admission] = {}
         self._admissions_revision = -1
+        self._child_pins: dict[PartyKey | None, object] = {}
+        self._tallies: dict[PartyKey | None, _Counted] = {}
+        self._tallied: Ledger | None = None
+        self._epochs_seen = 0
+        self._voided: list[Event] = []
+        self._geneses: dict[bytes, roster.EpochAct] = {}
+        self._pins: dict[PartyKey | None, Pins] = {}
 
     def receive(self, message: ControlMessage) -> None:
         """Takes in a control message whose causal past was received before; a repeated one changes nothing."""
@@ -55,18 +78,20 @@ class PartyMachine:
     def admission(self, child: PartyKey | None = None) -> Admission:
         """The admission of the party, or of a child party: that one has data feeds of its own and no others."""
         ledger = self._ledger()
+        pins = self._verdicts.pins if child is None else self._pins_of(child)
         if self._admissions_revision != self._verdicts.revision:
             self._admissions.clear()
             self._admissions_revision = self._verdicts.revision
         found = self._admissions.get(child)
-        if found is None:
-            found = self._admissions[child] = build(ledger, self._verdicts.forks, child)
+        if found is None or self._child_pins.get(child) != pins.key:
+            found = self._admissions[child] = build(ledger, self._verdicts.fork_evidence, child, pins)
+            self._child_pins[child] = pins.key
         return found
 
     @property
     def revision(self) -> int:
-        """Changes whenever an admission may have changed; equal revisions mean equal admissions."""
-        self._verdicts.settle()
+        """Changes whenever an admission of the party itself may have; equal revisions mean equal admissions."""
+        self._settle()
         return self._verdicts.revision
 
     @property
@@ -133,12 +158,77 @@ class PartyMachine:
     def disputes(self) -> tuple[roster.EpochAct, ...]:
         return roster.epoch_acts(self._ledger().disputes)
 
+    @property
+    def epoch_policy(self) -> EpochPolicy:
+        return EpochPolicy.of(self.policy)
+
+    @property
+    def electorate(self) -> frozenset[IdentityKey]:
+        """The unretired identities: whose majority is a quorum of an epoch declared now."""
+        return roster.electorate(self._ledger(), EVERYTHING)
+
+    @property
+    def ended_feeds(self) -> frozenset[FeedKey]:
+        """Data feeds of which blocks may have been cut."""
+        return roster.ended_feeds(self._ledger(), self._verdicts.fork_evidence, EVERYTHING)
+
+    def epoch_tally(self, child: PartyKey | None = None) -> Tally:
+        """The epochs of the party, or of a child party, counted."""
+        self._settle()
+        return self._tally(child)
+
+    def _tally(self, child: PartyKey | None) -> Tally:
+        """Counts on from where it was, unless verdicts were made anew: what is recorded stays recorded till then."""
+        verdicts = self._verdicts
+        ledger = verdicts.ledger
+        if self._tallied is not ledger:
+            self._geneses.clear()
+            self._tallies.clear()
+        if self._tallied is not ledger or self._epochs_seen != len(verdicts.epoch_events):
+            voided = verdicts.voided_epochs
+            if voided != self._voided:
+                self._tallies.clear()
+            self._tallied, self._epochs_seen, self._voided = ledger, len(verdicts.epoch_events), voided
+        found = self._tallies.get(child)
+        if found is None:
+            tally = Tally(child=child)
+            for event in self._voided:
+                tally.add(self._epoch_act(event, voided=True))
+            found = self._tallies[child] = _Counted(tally)
+        for event in ledger.epochs[found.epochs :]:
+            found.tally.add(self._epoch_act(event))
+        for event in ledger.attests[found.attests :]:
+            found.tally.add(roster.epoch_act(event))
+        for event in ledger.disputes[found.disputes :]:
+            found.tally.add(roster.epoch_act(event))
+        found.epochs, found.attests = len(ledger.epochs), len(ledger.attests)
+        found.disputes = len(ledger.disputes)
+        return found.tally
+
+    def _epoch_act(self, event: Event, *, voided: bool = False) -> roster.EpochAct:
+        """A genesis with what its past says of members and feeds, which does not change."""
+        found = self._geneses.get(event.hash)
+        if found is None:
+            verdicts = self._verdicts
+            electorate = roster.electorate(verdicts.ledger, event)
+            ended = roster.ended_feeds(verdicts.ledger, verdicts.fork_evidence, event)
+            found = self._geneses[event.hash] = roster.epoch_act(event, electorate, ended=ended, voided=voided)
+        return found
+
+    def _pins_of(self, child: PartyKey | None) -> Pins:
+        """What quorums attested. Not what only its successors make final: those may know better of single blocks."""
+        attested = [(epoch.hash, epoch.genesis) for epoch in self._tally(child).chain if epoch.quorate]
+        known = self._pins.get(child, NO_PINS)
+        if len(attested) != known.count or any(hash != key for (hash, _), key in zip(attested, known.key, strict=True)):
+            known = self._pins[child] = Pins(attested, known)
+        return known
+
     # --- why --------------------------------------------------------------------------------------------------
 
     @property
     def rejected(self) -> tuple[Rejection, ...]:
         """Every credential that does not count, in canonical order."""
-        self._verdicts.settle()
+        self._settle()
         refused = sorted(self._verdicts.refusals, key=lambda event: (event.stamp, event.hash))
         found = []
         for event in refused:
@@ -149,9 +239,25 @@ class PartyMachine:
 
     def why(self, key: bytes) -> list[explain.Step]:
         """The credentials that concern a member, group, device or feed, and what the valid ones rest on."""
-        self._verdicts.settle()
+        self._settle()
         return explain.why(self._verdicts, key)
 
+    def named(self) -> set[bytes]:
+        """The keys that `why` has something to say of."""
+        return explain.named(self._verdicts)
+
     def _ledger(self) -> Ledger:
-        self._verdicts.settle()
+        self._settle()
         return self._verdicts.ledger
+
+    def _settle(self) -> None:
+        """Verdicts and epochs at rest: what final epochs contain is pinned, and under that the same are final.
+
+        Pins only grow from round to round (a pinned act stays valid), so this ends; the bound is for bad input.
+        """
+        verdicts = self._verdicts
+        verdicts.settle()
+        for _ in range(PIN_ROUNDS_MAX):
+            if not verdicts.pin(self._pins_of(None)):
+                return
+            verdicts.settle()

@@ -4,11 +4,11 @@ Every function reads the ledger from the view of who has received everything. Li
 are equal on every peer with equal credentials.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from echostore.kernel.ids import DeviceKey, IdentityKey, PartyKey, Stamp
+from echostore.kernel.ids import DeviceKey, FeedKey, IdentityKey, PartyKey, Stamp
 from echostore.kernel.party.credentials import (
     AdoptLocal,
     ChildParty,
@@ -16,6 +16,7 @@ from echostore.kernel.party.credentials import (
     EpochAttest,
     EpochDispute,
     EpochGenesis,
+    FeedKind,
     GroupAdmit,
     Invitation,
     MemberAdmit,
@@ -24,7 +25,7 @@ from echostore.kernel.party.credentials import (
     Profile,
     Role,
 )
-from echostore.kernel.party.ledger import EVERYTHING, Event, Ledger, seen, sees_all
+from echostore.kernel.party.ledger import EVERYTHING, Event, Ledger, View, group_of, seen, sees_all
 
 
 class Status(StrEnum):
@@ -81,6 +82,12 @@ class EpochAct:
     identity: IdentityKey
     device: DeviceKey
     stamp: Stamp
+    electorate: frozenset[IdentityKey] | None = None
+    """Of a genesis: the unretired identities that were members in its past. None: whoever asks knows them."""
+    voided: bool = False
+    """Of a genesis: whether its declarer was removed at the same time."""
+    ended: frozenset[FeedKey] = frozenset()
+    """Of a genesis: data feeds of which blocks were cut in its past."""
 
 
 def members(ledger: Ledger) -> tuple[Member, ...]:
@@ -99,7 +106,8 @@ def _member(ledger: Ledger, identity: IdentityKey, owned: tuple[Device, ...], ad
         role=role,
         direct=ledger.subject_role(identity, EVERYTHING),
         groups=tuple(group.group for group in admitted if identity in group.members),
-        name=_name(ledger, identity),
+        # Who came in by a group alone is called as its first device is.
+        name=_name(ledger, identity) or next((each.name for each in owned if each.name), ""),
         devices=owned,
         status=Status.REMOVED if role is None else Status.ACTIVE,
         creator=identity == ledger.creator,
@@ -193,13 +201,59 @@ def models(ledger: Ledger) -> tuple[ModelPublish, ...]:
 
 
 def epoch_acts(events: Iterable[Event]) -> tuple[EpochAct, ...]:
-    found = []
-    for event in in_order(events):
-        claim = event.claim
-        assert claim is not None
-        assert isinstance(claim.assertion, EpochGenesis | EpochAttest | EpochDispute)
-        found.append(EpochAct(claim.assertion, event.hash, claim.issuer, claim.device, event.stamp))
-    return tuple(found)
+    return tuple(epoch_act(event) for event in in_order(events))
+
+
+def epoch_act(
+    event: Event,
+    electorate: frozenset[IdentityKey] | None = None,
+    *,
+    ended: frozenset[FeedKey] = frozenset(),
+    voided: bool = False,
+) -> EpochAct:
+    claim = event.claim
+    assert claim is not None
+    assert isinstance(claim.assertion, EpochGenesis | EpochAttest | EpochDispute)
+    return EpochAct(claim.assertion, event.hash, claim.issuer, claim.device, event.stamp, electorate, voided, ended)
+
+
+def ended_feeds(
+    ledger: Ledger, forks: Mapping[FeedKey, Iterable[tuple[int, Event | None]]], view: View
+) -> frozenset[FeedKey]:
+    """Data feeds of which a removal, a change of role, a retirement or a fork in view may have cut blocks."""
+    found = {feed for feed, proofs in forks.items() if any(proof is None or view.sees(proof) for _, proof in proofs)}
+    cutting = [*ledger.removals.values(), *ledger.device_revokes.values(), *ledger.retires.values()]
+    cutting += ledger.changes.values()
+    if not found and not any(view.sees(event) for events in cutting for event in events):
+        return frozenset()  # nearly always
+    for entries in ledger.feeds.values():
+        for _, admit in entries:
+            groups = [group_of(event) for event in ledger.listed.get(admit.identity, ())]
+            events = [
+                *ledger.device_revokes.get((admit.identity, admit.device), ()),
+                *ledger.retires.get(admit.feed, ()),
+                *(event for subject in (admit.identity, *groups) for event in ledger.removals.get(subject, ())),
+                *(event for subject in (admit.identity, *groups) for event in ledger.changes.get(subject, ())),
+            ]
+            if any(view.sees(event) for event in events):
+                found.add(admit.feed)
+    return frozenset(found)
+
+
+def electorate(ledger: Ledger, view: View) -> frozenset[IdentityKey]:
+    """The unretired identities in view: members with a control feed that was not retired, of a device not revoked."""
+    found: set[IdentityKey] = set()
+    for entries in ledger.feeds.values():
+        for event, admit in entries:
+            if admit.kind is not FeedKind.CONTROL or admit.identity in found or not view.sees(event):
+                continue
+            if any(view.sees(retire) for retire in ledger.retires.get(admit.feed, ())):
+                continue
+            if ledger.device_state(admit.identity, admit.device, view) is None and ledger.role(
+                admit.identity, view, event
+            ):
+                found.add(admit.identity)
+    return frozenset(found)
 
 
 def genesis(ledger: Ledger) -> PartyGenesis | None:

@@ -15,6 +15,8 @@ The definition, which `settle` carries out and the reference in the tests repeat
     V6  Two admissions of one feed id that differ: the causally later is void; of concurrent ones both. Found in a
         fold, that is decided before any removal, and for good.
     V7  A device has at most FEEDS_PER_DEVICE_MAX feeds: the first ones in canonical order.
+    V8  What final epochs contain (`pins`) is safe from removals and forks that they contain later, or not at all. An
+        attest or dispute says what its writer found; no removal voids it.
 
 Every decision adds to a finite set, so it ends. Most credentials arrive when nothing before them can change: then they
 are judged alone (`_unsettles` says when that is not so). Otherwise the next question folds anew. What can't count
@@ -22,6 +24,7 @@ under any verdict, or only repeats what counts, never asks for that (`hope`).
 """
 
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from echostore.kernel.ids import DeviceKey, FeedId, FeedKey, IdentityKey, PartyKey, Stamp, feed_id
@@ -30,6 +33,9 @@ from echostore.kernel.party.credentials import (
     AdoptLocal,
     ControlMessage,
     DeviceRevoke,
+    EpochAttest,
+    EpochDispute,
+    EpochGenesis,
     FeedAdmit,
     FeedKind,
     FeedRetire,
@@ -43,6 +49,7 @@ from echostore.kernel.party.credentials import (
 )
 from echostore.kernel.party.hope import Hope, RepeatKey, repeat_key
 from echostore.kernel.party.ledger import AdmittedAs, DevicePair, Event, Including, Ledger
+from echostore.kernel.party.pins import NO_PINS, Pins
 from echostore.kernel.reasons import Reason
 
 FEEDS_PER_DEVICE_MAX: Final = 64
@@ -93,6 +100,11 @@ class Verdicts:
         self.party = party
         self.events: list[Event] = []
         self.forks: dict[FeedKey, int] = {}
+        self.fork_evidence: defaultdict[FeedKey, list[tuple[int, Event | None]]] = defaultdict(list)
+        self.epoch_events: list[Event] = []
+        """Every EpochGenesis received, valid or not."""
+        self.pins = NO_PINS
+        self._keep_pins = False
         self.ledger = Ledger(party)
         self.refusals: dict[Event, Refusal] = {}
         self.revision = 0
@@ -133,7 +145,7 @@ class Verdicts:
             return
         known.append(message)
         if len(known) > 1:
-            self._fork(message.feed_key, message.seq)
+            self._fork(message.feed_key, message.seq, None)
             self._settled = False
         for position, credential in enumerate(message.credentials):
             event = Event(message, position, credential)
@@ -148,8 +160,10 @@ class Verdicts:
         assert event.claim is not None
         said = event.claim.assertion
         if isinstance(said, ForkEvidence):
-            self._fork(said.proof.feed, said.proof.seq)
+            self._fork(said.proof.feed, said.proof.seq, event)
             return
+        if isinstance(said, EpochGenesis):
+            self.epoch_events.append(event)
         idle = self._hope.none_for(event) or (self._settled and self._repeats(event))
         unsettles = self._settled and not idle and self._unsettles(event)
         self._note(event)
@@ -158,7 +172,13 @@ class Verdicts:
         if self._settled:
             self._judge_alone(event, idle=idle)
 
-    def _fork(self, feed: FeedKey, seq: int) -> None:
+    def _fork(self, feed: FeedKey, seq: int, evidence: Event | None) -> None:
+        known = self.fork_evidence[feed]
+        if (seq, evidence) not in known:
+            known.append((seq, evidence))
+            if self.pins:
+                self.revision += 1  # an earlier proof of the same fork may be contained in fewer epochs
+                self._settled = False
         if seq < self.forks.get(feed, seq + 1):
             self.forks[feed] = seq
             self.revision += 1
@@ -251,10 +271,38 @@ class Verdicts:
 
     # --- the definition ---------------------------------------------------------------------------------------
 
+    def pin(self, pins: Pins) -> bool:
+        """Take in what final epochs contain. True when that may change a verdict: then settle, and look again."""
+        if pins.key == self.pins.key:
+            return False
+        self.pins = pins
+        self.revision += 1
+        if not self.decided and not self.forks:
+            return False
+        self._settled, self._keep_pins = False, True
+        return True
+
+    @property
+    def voided_epochs(self) -> list[Event]:
+        """Geneses whose declarers were removed at the same time, and might have declared them otherwise."""
+        return [
+            event
+            for event in self.epoch_events
+            if event in self.refusals
+            and self._refused_as_it_stands(event) is None
+            and judge(self.ledger, event) is None
+        ]
+
     def settle(self) -> None:
-        """Folds anew if an arrival made that necessary. Afterwards the verdicts are those of the definition."""
+        """Folds anew if an arrival made that necessary. Afterwards the verdicts are those of the definition.
+
+        After an arrival that is without pins; who knows the epochs pins them again.
+        """
         if self._settled:
             return
+        if not self._keep_pins:
+            self.pins = NO_PINS
+        self._keep_pins = False
         self._clear()
         self.events.sort(key=lambda event: (event.stamp, event.feed_key, event.hash))
         self._geneses = [event for event in self._geneses if self._refused_as_it_stands(event) is None]
@@ -300,7 +348,7 @@ class Verdicts:
         for _, _, _, event, targets in sorted(pending, key=lambda entry: entry[:3]):
             self._decide(event, targets)
             for act in self._acts.of(targets):
-                if act not in self.refusals and act not in self.decided and _concurrent(event, act):
+                if act not in self.refusals and act not in self.decided and self._voids(event, act):
                     return False
         return True
 
@@ -336,11 +384,19 @@ class Verdicts:
         said = claim.assertion
         if isinstance(said, ForkEvidence):
             return None if said.proof.party == self.party else Refusal(Reason.OTHER_PARTY, "a fork in another party")
-        if event.seq >= self.forks.get(event.feed_key, event.seq + 1):
+        if event.seq >= self.forks.get(event.feed_key, event.seq + 1) and not self._safe_from_forks(event):
             return Refusal(Reason.FORK, "its control feed forks at or before this block")
         if isinstance(said, PartyGenesis) and not _is_genesis(event, said, self.party):
             return Refusal(Reason.NOT_GENESIS, "not signed by the party key in block 0 of its control feed")
         return None
+
+    def _safe_from_forks(self, event: Event) -> bool:
+        """Whether final epochs contain the event, and none contains the proof of its feed's fork as early."""
+        if not self.pins or len(self._messages[event.feed_key, event.seq]) > 1:
+            return False
+        first = self.pins.first(event)
+        proofs = [proof for seq, proof in self.fork_evidence[event.feed_key] if seq <= event.seq]
+        return all(first < (self.pins.count if proof is None else self.pins.first(proof)) for proof in proofs)
 
     def _judge(self, event: Event) -> Refusal | None:
         assert event.claim is not None
@@ -355,20 +411,28 @@ class Verdicts:
     def _voided(self, event: Event) -> Refusal | None:
         """V4: whether a decided removal of the issuer, its device or its feed is concurrent with `event`."""
         assert event.claim is not None
+        if isinstance(event.claim.assertion, EpochAttest | EpochDispute):
+            return None
         issuer = event.claim.issuer
-        removals = [other for other in self._voiders.by_identity.get(issuer, ()) if _concurrent(other, event)]
+        removals = self._voiding(self._voiders.by_identity.get(issuer, ()), event)
         if removals:
             kinds = [type(removal.claim.assertion) for removal in removals if removal.claim is not None]
             if MemberRemove in kinds:
                 return Refusal(Reason.ISSUER_REMOVED, "its issuer was concurrently removed")
             return Refusal(Reason.NOT_AUTHORISED, "its issuer was concurrently demoted")
-        for removal in self._voiders.by_device.get((issuer, event.claim.device), ()):
-            if _concurrent(removal, event):
-                return Refusal(Reason.DEVICE_REVOKED, "its device was concurrently revoked")
-        for removal in self._voiders.by_feed.get(event.feed_key, ()):
-            if _concurrent(removal, event):
-                return Refusal(Reason.RETIRED, "its control feed was concurrently retired")
+        if self._voiding(self._voiders.by_device.get((issuer, event.claim.device), ()), event):
+            return Refusal(Reason.DEVICE_REVOKED, "its device was concurrently revoked")
+        if self._voiding(self._voiders.by_feed.get(event.feed_key, ()), event):
+            return Refusal(Reason.RETIRED, "its control feed was concurrently retired")
         return None
+
+    def _voids(self, removal: Event, act: Event) -> bool:
+        assert act.claim is not None
+        said = isinstance(act.claim.assertion, EpochAttest | EpochDispute)
+        return not said and _concurrent(removal, act) and not self.pins.safe(act, removal)
+
+    def _voiding(self, removals: Iterable[Event], event: Event) -> list[Event]:
+        return [removal for removal in removals if _concurrent(removal, event) and not self.pins.safe(event, removal)]
 
     def _judge_feed(self, event: Event, said: FeedAdmit) -> Refusal | None:
         """V6 and V7."""

@@ -20,7 +20,8 @@ REQUESTS_MAX = 64
 CREDIT_BYTES = 4 * 1024 * 1024
 """Bytes asked for and not stored yet, per session: what a link of 1 Gbit/s carries in 30 ms."""
 
-REQUEST_BYTES_MAX = 1024 * 1024
+REQUEST_BYTES_MAX = 2 * 1024 * 1024
+"""Half of the credit: two long feeds share a link, and one waits seldom for a round trip."""
 REQUEST_BYTES_MIN = 16 * 1024
 BLOCK_BYTES_GUESS = 1024
 """A request reserves by the blocks it lacks times this, so that a thousand short feeds are fetched side by side."""
@@ -204,6 +205,15 @@ class Asking:
         while (following := open_.early.pop(open_.start, None)) is not None:
             self._arrived(open_, following, now)
         self.place(open_.track, now)
+        return True
+
+    def take_push(self, track: Track, blocks: Blocks) -> bool:
+        """Take a range that nobody asked for and that is the very next of its feed; False when there is no room."""
+        if track.feed in self._open or self.bytes_in_flight + blocks.size_bytes > CREDIT_BYTES:
+            return False
+        track.ready.append(blocks)
+        self._storable[track.feed] = track
+        self._buffered_bytes += blocks.size_bytes
         return True
 
     def _arrived(self, open_: Open, blocks: Blocks, now: float) -> None:

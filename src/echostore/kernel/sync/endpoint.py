@@ -109,6 +109,7 @@ class Endpoint:
 
     def _tell_growth(self, feed: FeedKey) -> None:
         if not self.closed:
+            own = self._port.own(feed)
             for tip in self._port.tips(feed):
-                self.post(LocalHead(tip))
+                self.post(LocalHead(tip, own))
             self.post(Processed(feed, self._port.processed_length(feed)))

@@ -47,9 +47,10 @@ class Malformed:
 
 @dataclass(frozen=True, slots=True)
 class LocalHead:
-    """Our store holds a feed up to a new tip, wherever the blocks came from. The feed is admitted."""
+    """Our store holds a feed up to a new tip, wherever the blocks came from. The feed is admitted. `own`: we wrote them."""
 
     feed: FeedTip
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True)

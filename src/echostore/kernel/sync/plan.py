@@ -61,6 +61,9 @@ class Track:
     processed: int = 0
     processed_told: int = 0
 
+    pushed: int = 0
+    """Up to where our blocks were sent without having been asked for."""
+
     theirs: Tip = NO_TIP
     """The longest tip they announced for the branch they use."""
     theirs_held: int = 0

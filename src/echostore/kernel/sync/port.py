@@ -55,6 +55,10 @@ class SyncPort(Protocol):
         """The same for one feed: the tip in use first, then branches; empty when the feed is not admitted."""
         ...
 
+    def own(self, key: FeedKey) -> bool:
+        """Whether this peer writes the feed."""
+        ...
+
     def holds(self, key: FeedKey, length: int, link: Link) -> bool:
         """Whether the block `length - 1` is held with this link, on any branch."""
         ...

@@ -20,6 +20,9 @@ SERVES_MAX = 64
 READS_MAX = 4
 """Ranges read at once: what the transport has to take from us at the next turn."""
 
+PUSH_BYTES_MAX = 16 * 1024
+"""What is sent without having been asked for: what somebody types, not what a program writes in bulk."""
+
 RANGE_BYTES = 256 * 1024
 """A range is about this large, so that the first blocks are applied while the next ones travel."""
 
@@ -34,6 +37,8 @@ class Serve:
     toward: Link
     reading: int | None = None
     """The start of the range that the store is reading; that of an older request if it was replaced meanwhile."""
+    asked: bool = True
+    """Whether the other side waits for it; else it is news that is sent at once, in one range or not at all."""
 
 
 class Serving:
@@ -42,6 +47,8 @@ class Serving:
     def __init__(self) -> None:
         self._serves: dict[FeedKey, Serve] = {}
         self._numbers: dict[FeedKey, int] = {}
+        self.not_pushed: list[FeedKey] = []
+        """News that did not fit: it has to be announced."""
 
     def asked(self, request: Request, track: Track | None) -> Refusal | None:
         """Take a request; a refusal if nothing comes of it."""
@@ -57,6 +64,13 @@ class Serving:
         reading = older.reading if older else None
         self._serves[request.feed] = Serve(request.start, end, request.bytes_max, request.toward, reading)
         return None
+
+    def push(self, track: Track, start: int) -> bool:
+        """Send our newest blocks from `start` on to a side that has all before them; False when it is busy with others."""
+        if track.feed in self._serves or len(self._serves) >= SERVES_MAX:
+            return False
+        self._serves[track.feed] = Serve(start, track.held.length, PUSH_BYTES_MAX, track.held.link, asked=False)
+        return True
 
     def reads(self) -> Iterator[Read]:
         """Start as many reads as are allowed, in the order of the requests."""
@@ -78,6 +92,8 @@ class Serving:
         serve.reading = None
         if serve.start != answer.start:
             return None  # the request was replaced while the store read
+        if not serve.asked:
+            return self._pushed(serve, answer)
         if isinstance(answer, RangeMissing):
             del self._serves[answer.feed]
             return Refusal(answer.feed, answer.start, answer.reason)
@@ -93,6 +109,17 @@ class Serving:
         if more:
             self._serves[answer.feed] = serve
         return Blocks(answer.feed, answer.start, answer.payloads, answer.head, more)
+
+    def _pushed(self, serve: Serve, answer: RangeRead | RangeMissing) -> Blocks | None:
+        del self._serves[answer.feed]
+        if isinstance(answer, RangeMissing) or not _whole(serve, answer):
+            self.not_pushed.append(answer.feed)
+            return None
+        return Blocks(answer.feed, answer.start, answer.payloads, answer.head, more=False)
+
+
+def _whole(serve: Serve, answer: RangeRead) -> bool:
+    return answer.head.length >= serve.end and sum(map(len, answer.payloads)) <= serve.bytes_left
 
 
 def _end(track: Track, request: Request) -> int:

@@ -28,6 +28,8 @@ Invariants (tests cite them by number)
     S10 Serving is bounded: SERVES_MAX requests wait, READS_MAX are read, none while the transport is not writable.
     S11 After Close the session is silent.
     S12 Equal events at equal times give equal effects.
+    S13 What this peer writes is sent without being asked for, at most PUSH_BYTES_MAX, to a side that has all before it; it
+        is announced as well when that does not fit or is not acknowledged. Nothing else is taken that was not asked for.
 """
 
 from collections.abc import Iterable
@@ -82,7 +84,7 @@ from echostore.kernel.sync.frames import (
     Tip,
 )
 from echostore.kernel.sync.plan import BRANCHES_MAX, Standing, Track
-from echostore.kernel.sync.serving import Serving
+from echostore.kernel.sync.serving import PUSH_BYTES_MAX, Serving
 from echostore.kernel.sync.telling import Telling
 
 TRACKS_HEARD_MAX = 4096
@@ -150,7 +152,9 @@ class Session:
         match event:
             case Received(frame):
                 self._take_frame(frame)
-            case LocalHead(feed) | FeedKnown(feed):
+            case LocalHead(feed, own):
+                self._take_known(feed, own=own)
+            case FeedKnown(feed):
                 self._take_known(feed)
             case Ingested(feed, tip):
                 self._take_ingested(self._tracks[feed], tip)
@@ -169,6 +173,8 @@ class Session:
                 self._take_processed(feed, length)
             case RangeRead() | RangeMissing():
                 self._send(self._serving.answered(event))
+                while self._serving.not_pushed:
+                    self._telling.tell_again(self._tracks[self._serving.not_pushed.pop()].as_tip())
             case Started(feeds, fork_proofs, processed):
                 assert not self._started, "a session starts once"
                 self._started = True
@@ -195,8 +201,9 @@ class Session:
         self._effects.extend(map(Send, self._telling.hello(self._tracks, now)))
         if not self._telling.greeted:
             return
-        self._effects.extend(self._asking.ingests())
+        # The next request is on its way while the store is busy with what the last one brought.
         self._effects.extend(map(Send, self._asking.requests(now)))
+        self._effects.extend(self._asking.ingests())
         if self._writable:
             self._effects.extend(self._serving.reads())
             self._effects.extend(map(Send, self._telling.frames(self._tracks, now)))
@@ -280,10 +287,40 @@ class Session:
     def _take_blocks(self, blocks: Blocks) -> None:
         if not blocks.payloads or blocks.head.length != blocks.end:
             self._misbehaved(Misbehaviour.MALFORMED, "a range that does not end at its head")
-        elif not self._asking.take(blocks, self._now):
+        elif not self._asking.take(blocks, self._now) and not self._take_push(blocks):
             self._unasked_bytes += blocks.size_bytes
             if self._unasked_bytes > UNASKED_BYTES_MAX + 4 * self._asking.asked_bytes:
                 self._misbehaved(Misbehaviour.FLOOD, f"{self._unasked_bytes} bytes that nobody asked for")
+
+    def _take_push(self, blocks: Blocks) -> bool:
+        """News that was sent at once: the next range of a feed of which we have all that we know of (S13)."""
+        track = self._tracks.get(blocks.feed)
+        if (
+            track is None
+            or track.standing is not Standing.KNOWN
+            or track.goal is not None
+            or track.wishes
+            or track.ingesting is not None
+            or blocks.start != track.held.length
+            or blocks.size_bytes > PUSH_BYTES_MAX
+            or not self._asking.take_push(track, blocks)
+        ):
+            return False
+        tip = Tip(blocks.head.length, blocks.head.link)
+        self._has(track, tip.length, 0)
+        track.heard(tip)
+        self._review(track)
+        return True
+
+    def _push(self, track: Track, before: Tip) -> None:
+        """Send what we have just written to a side that has all before it, without waiting to be asked (S13)."""
+        if not (self._telling.greeted and self._telling.answered and self._writable):
+            return
+        if track.goal is not None or track.branches or track.theirs_held > before.length or not before.length:
+            return
+        if before.length in (track.theirs_held, track.pushed) and self._serving.push(track, before.length):
+            track.pushed = track.held.length
+            self._telling.expect(track.as_tip(), self._now)
 
     def _take_refusal(self, refusal: Refusal) -> None:
         if not self._asking.open_at(refusal.feed, refusal.start):
@@ -305,7 +342,7 @@ class Session:
 
     # Local facts
 
-    def _take_known(self, feed: FeedTip) -> None:
+    def _take_known(self, feed: FeedTip, *, own: bool = False) -> None:
         """A feed is admitted, and we hold it up to a tip."""
         track = self._tracks.get(feed.feed)
         if track is None:
@@ -316,9 +353,12 @@ class Session:
             self._asking.drop_arrivals(track)
             track.standing, track.goal = Standing.KNOWN, None
         if not feed.branch:
+            before = track.held
             if track.grew(feed.tip):
                 track.given_up = NO_TIP
                 self._acknowledge(track)
+                if own:
+                    self._push(track, before)
         elif feed.tip.link not in track.branches and len(track.branches) < BRANCHES_MAX:
             track.branches[feed.tip.link] = feed.tip
             self._telling.tell(feed)

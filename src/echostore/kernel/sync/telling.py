@@ -73,6 +73,11 @@ class Telling:
         if (told is None or told.tip != feed) and self._confirmed.get(key) != feed.tip.link:
             self._fresh[key] = feed
 
+    def expect(self, feed: FeedTip, now: float) -> None:
+        """A tip goes out with its blocks: it is announced only if no ack comes."""
+        self._fresh.pop(_key(feed), None)
+        self._wait_for(_key(feed), Told(feed, now + ANNOUNCE_RETRY_S))
+
     def tell_again(self, feed: FeedTip) -> None:
         """Announce a tip although it was confirmed: the other side's branch turned out to be another one."""
         self._confirmed.pop(_key(feed), None)

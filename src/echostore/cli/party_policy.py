@@ -1,0 +1,138 @@
+"""`echostore party policy`: how a party makes its epochs, shown and set."""
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter, validators
+
+from echostore.cli.moments import parse_span
+from echostore.cli.opening import open_party, reading, writing
+from echostore.cli.options import IN_PARTY, InParty
+from echostore.cli.output import Output
+from echostore.cli.values import short
+from echostore.kernel.errors import UsageError
+from echostore.kernel.party import epoch_policy
+
+if TYPE_CHECKING:
+    from echostore.kernel.party.epoch_policy import EpochPolicy
+    from echostore.peer.party import Party
+
+EXAMPLES = {
+    "policy": (
+        "echostore party policy",
+        "echostore party policy --declarers elect --messages 10000 --age 1d --party @Trip",
+    ),
+}
+
+_Whole = Annotated[int | None, Parameter(validator=validators.Number(gte=0, lt=10**epoch_policy.NUMBER_DIGITS_MAX))]
+
+
+def policy(
+    *,
+    declarers: str | None = None,
+    bot: tuple[str, ...] = (),
+    messages: _Whole = None,
+    size: _Whole = None,
+    age: str | None = None,
+    grace: str | None = None,
+    join_attests: _Whole = None,
+    truncate_quorum: str | None = None,
+    silence: str | None = None,
+    options: InParty = IN_PARTY,
+) -> None:
+    """Show how the party makes its epochs; with options, change that. Only owners and admins change it.
+
+    Parameters
+    ----------
+    declarers
+        Who declares epochs: `admins`, `elect` (an editor's device, by lot), `bot`, or keys of members or devices (or
+        @name), separated by commas.
+    bot
+        Key or @name of a device or member that `bot` means; several times for several.
+    messages
+        An epoch after so many messages; 0: not by count.
+    size
+        An epoch after so many bytes; 0: not by size.
+    age
+        An epoch when the oldest news is so old, like 1d or 12h; 0: not by age.
+    grace
+        How long the next device waits for the one before it.
+    join_attests
+        How many members besides the declarer a newcomer wants to stand for an epoch.
+    truncate_quorum
+        How many members must have attested before history is deleted: `majority`, or a number above that.
+    silence
+        After how long a silent feed may be retired; 0: never.
+    """
+    output = Output.of(options)
+    given = {
+        epoch_policy.EPOCH_MESSAGES: messages,
+        epoch_policy.EPOCH_BYTES: size,
+        epoch_policy.EPOCH_AGE: _seconds(age),
+        epoch_policy.EPOCH_GRACE: _seconds(grace),
+        epoch_policy.EPOCH_JOIN_ATTESTS: join_attests,
+        epoch_policy.EPOCH_SILENCE: _seconds(silence),
+    }
+    entries = {key: str(value).encode() for key, value in given.items() if value is not None}
+    if truncate_quorum is not None:
+        entries[epoch_policy.EPOCH_TRUNCATE_QUORUM] = _quorum(truncate_quorum)
+    if entries or declarers is not None or bot:
+        with writing(options) as peer:
+            party = open_party(peer, options.party)
+            if declarers is not None:
+                entries[epoch_policy.EPOCH_DECLARERS] = _declarers(party, declarers)
+            if bot:
+                entries[epoch_policy.EPOCH_BOTS] = b"".join(party.members.find_key(each) for each in bot)
+            party.members.set_policy(entries)
+            _show(output, party, peer.epochs(party.key).policy)
+        return
+    with reading(options) as peer:
+        party = open_party(peer, options.party)
+        _show(output, party, peer.epochs(party.key).policy)
+
+
+def _show(output: Output, party: "Party", policy: "EpochPolicy") -> None:
+    record: dict[str, Any] = {
+        "party": party.key.hex(),
+        "declarers": policy.declarers,
+        "named": sorted(key.hex() for key in policy.named),
+        "messages": policy.messages,
+        "bytes": policy.bytes_,
+        "age_s": policy.age_s,
+        "grace_s": policy.grace_s,
+        "join_attests": policy.join_attests,
+        "truncate_quorum": policy.truncate_quorum or "majority",
+        "silence_s": policy.silence_s,
+        "by_itself": policy.by_itself,
+    }
+    named = ", ".join(short(key) for key in record["named"])
+    triggers = [
+        f"{policy.messages:,} messages" if policy.messages else "",
+        f"{policy.bytes_:,} bytes" if policy.bytes_ else "",
+        f"{timedelta(seconds=policy.age_s)}" if policy.age_s else "",
+    ]
+    lines = [
+        f"declared by    {policy.declarers}{f' ({named})' if named else ''}",
+        f"an epoch after {' or '.join(each for each in triggers if each) or 'somebody asks for one'}",
+        f"grace          {policy.grace_s} s",
+        f"a newcomer     wants {'1 other attest from 3 devices on' if policy.join_attests is None else policy.join_attests}",
+        f"truncation     {record['truncate_quorum']} must have attested",
+        f"silent feeds   {f'may be retired after {policy.silence_s} s' if policy.silence_s else 'are kept'}",
+    ]
+    output.document(record, "\n".join(lines))
+
+
+def _declarers(party: "Party", text: str) -> bytes:
+    if text in (epoch_policy.ADMINS, epoch_policy.ELECT, epoch_policy.BOT):
+        return text.encode()
+    return b"".join(party.members.find_key(each.strip()) for each in text.split(","))
+
+
+def _seconds(span: str | None) -> int | None:
+    return None if span is None else 0 if span == "0" else int(parse_span(span))
+
+
+def _quorum(text: str) -> bytes:
+    if text != "majority" and not (text.isdigit() and len(text) <= epoch_policy.NUMBER_DIGITS_MAX):
+        raise UsageError(f"{text!r} is no quorum", next_step="Give `majority` or a number.")
+    return text.encode()

@@ -1,0 +1,73 @@
+"""Following the chain of epochs: a party stands on its newest final epoch.
+
+Looked at whenever control feeds moved. A peer that has processed an epoch's blocks and has its blobs (because it
+recomputed or declared it) adopts it; until then it goes on from the base it has. Nothing is fetched or waited for here.
+"""
+
+from typing import TYPE_CHECKING
+
+from echostore.kernel.errors import Corrupt, NotFound
+from echostore.kernel.ids import FeedId, ItemId
+from echostore.kernel.order import CONTROL
+from echostore.kernel.party.epoch_chain import Epoch
+from echostore.peer.base_epoch import FETCHING_KEY, BaseEpoch, BaseName
+from echostore.peer.base_standing import adopt, covers
+
+if TYPE_CHECKING:
+    from echostore.peer.runtime import PartyRuntime
+
+
+class BaseFollower:
+    """Keeps one open party on its newest final epoch."""
+
+    def __init__(self, runtime: "PartyRuntime") -> None:
+        self._runtime = runtime
+        runtime.processor.on_processed.append(self._moved)
+
+    def _moved(self, feeds: set[FeedId]) -> None:
+        cursors = self._runtime.processor.orderer.cursors
+        if any(cursors[feed].kind == CONTROL for feed in feeds if feed in cursors):
+            self.review()
+
+    def review(self) -> None:
+        """Adopt the newest final epoch, if that is possible now."""
+        runtime = self._runtime
+        processor = runtime.processor
+        if not runtime.writable or runtime.blobs is None or runtime.in_batch or processor.paused:
+            return
+        found = newest_final(runtime)
+        base = processor.base
+        if found is None or (base is not None and found.number <= base.name.number):
+            return
+        candidate = open_epoch(runtime, found)
+        if candidate is not None and covers(processor, candidate):
+            differing = differing_items(runtime, candidate) if candidate.name.discards else ()
+            adopt(processor, candidate, differing)
+
+
+def newest_final(runtime: "PartyRuntime") -> Epoch | None:
+    """The newest epoch that names its number for good."""
+    processor = runtime.processor
+    child = runtime.party if processor.parent is not None else None
+    return processor.membership.machine.epoch_tally(child).latest_final
+
+
+def open_epoch(runtime: "PartyRuntime", epoch: Epoch) -> BaseEpoch | None:
+    """An epoch as a base; None while blobs of it are missing here."""
+    assert runtime.blobs is not None
+    name = BaseName.of(epoch.genesis, epoch.hash)
+    try:
+        found = BaseEpoch(name, runtime.blobs.get, runtime.processor.factory)
+    except (NotFound, Corrupt):
+        return None
+    whole = runtime.blobs.has(found.root.index_root) and runtime.feeds.about(FETCHING_KEY) != epoch.genesis.snapshot
+    return found if whole else None
+
+
+def differing_items(runtime: "PartyRuntime", base: BaseEpoch) -> set[ItemId]:
+    """Items that an epoch has in another form than this peer."""
+    from echostore.peer.snapshots import take_snapshot
+
+    mine = take_snapshot(runtime)
+    diff = mine.reader().diff(base.root.index_root)
+    return {*diff.added, *diff.changed, *diff.removed}

@@ -1,0 +1,400 @@
+"""Starting from an epoch instead of from the beginning: what a newcomer does, and who slept too long.
+
+    1  control feeds arrive and are folded; data feeds are held off meanwhile (`runtime.data_held`)
+    2  the newest epoch that the policy lets a newcomer believe is chosen; without one, history is replayed
+    3  its blobs are fetched: root, cut, moves, then the item tree from the top, level by level, from all who have it
+    4  its items are installed, the feeds begin at its cut, and only then blocks are asked for: those after the cut
+
+While 3 runs, single items and views can be read: `EarlyReader` fetches what lies on their path first. Nobody waits for
+step 3 for ever: when nothing comes, the history is asked for instead, and step 3 is tried again when that is gone too.
+
+One thread per peer, `echostore-bootstrap`, does the fetching; it takes the peer's lock to look and to install.
+"""
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from echostore.kernel.errors import Closed, Corrupt, EchoError, NotFound, TimedOut
+from echostore.kernel.ids import Cid, ItemId, PartyKey, feed_id, item_text
+from echostore.kernel.items.record import ItemRecord
+from echostore.kernel.items.tree import Tree
+from echostore.kernel.order import CONTROL
+from echostore.kernel.party.epoch_chain import Epoch, enough_to_join
+from echostore.kernel.snapshot import TreeTop
+from echostore.mesh.blob_exchange import Unavailable
+from echostore.peer.base_epoch import FETCHING_KEY, BaseEpoch, BaseName
+from echostore.peer.base_standing import covers, install
+from echostore.peer.opening import WAITS_FOR_EPOCH
+from echostore.wire.epochs import cut_pages
+from echostore.wire.generated import snapshot_pb2 as pb
+from echostore.wire.items import move_chunks
+from echostore.wire.snapshot import read_state_root
+from echostore.wire.tree_nodes import IndexNode, MalformedNode, Page, PageEntry, large_item_cids, parse_node
+
+if TYPE_CHECKING:
+    from echostore.peer.network import Network
+    from echostore.peer.party import Party
+    from echostore.peer.peer import Peer
+    from echostore.peer.runtime import PartyRuntime
+    from echostore.store.blob_store import BlobStore
+
+_log = logging.getLogger("echostore.bootstrap")
+
+PATIENCE_S: Final = 20.0
+"""How long nothing may come before history is asked for instead."""
+
+LOOK_S: Final = 0.05
+"""How often control is looked at by who waits for an epoch."""
+
+_LEVEL_BLOBS: Final = 4096
+"""Blobs asked for at a time: what is in memory of a large tree's lowest level."""
+
+Fetch = Callable[[list[Cid]], None]
+"""Gets blobs into the store; `Unavailable` when nobody has them."""
+
+Progress = Callable[[int, int], None]
+
+
+# which epoch
+
+
+def believable(runtime: "PartyRuntime") -> Epoch | None:
+    """The newest epoch that this peer, without its history, may start from."""
+    machine = runtime.processor.membership.machine
+    child = runtime.party if runtime.processor.parent is not None else None
+    devices = sum(not device.revoked for device in machine.devices)
+    policy = machine.epoch_policy
+    for epoch in reversed(machine.epoch_tally(child).chain):
+        if epoch.final or enough_to_join(epoch, policy, devices):
+            return epoch
+    return None
+
+
+def control_settled(party: "Party") -> bool:
+    """Whether control says that this device belongs here, and nobody has announced more of it."""
+    with party.reading() as runtime:
+        processor = runtime.processor
+        if runtime.data is None or runtime.data.feed not in processor.admission.by_id:
+            return False
+        for admitted in processor.admission.feeds:
+            if admitted.kind != CONTROL:
+                continue
+            cursor = processor.orderer.cursors.get(feed_id(admitted.feed))
+            length = cursor.length if cursor is not None else 0
+            if length < party.known_length(admitted.feed) and (cursor is None or cursor.ended is None):
+                return False
+        return True
+
+
+# its blobs
+
+
+def fetch_heads(blobs: "BlobStore", name: BaseName, fetch: Fetch) -> None:
+    """Everything of an epoch but its items: enough to know where it ends and what is in it."""
+    fetch([name.snapshot, name.cut])
+    root = read_state_root(blobs.get(name.snapshot))
+    fetch([root.membership_root, root.tree, root.index_root, *cut_pages(blobs.get(name.cut))])
+    fetch(move_chunks(blobs.get(root.tree)))
+
+
+def fetch_tree(
+    blobs: "BlobStore",
+    name: BaseName,
+    fetch: Fetch,
+    progress: Progress = lambda done, total: None,
+    *,
+    chunks_too: bool = True,
+) -> None:
+    """The item tree, level by level; a node that can't stand where it does is Corrupt. Large states may come later."""
+    root = read_state_root(blobs.get(name.snapshot))
+    level: list[tuple[str, TreeTop]] = [("", TreeTop(root.index_root, root.item_count))]
+    done = 0
+    while level:
+        below: list[tuple[str, TreeTop]] = []
+        for start in range(0, len(level), _LEVEL_BLOBS):
+            some = level[start : start + _LEVEL_BLOBS]
+            fetch([top.cid for _, top in some])
+            chunks: dict[Cid, None] = {}
+            for path, top in some:
+                node = _node(blobs.get(top.cid, check=False), path, top)
+                if isinstance(node, IndexNode):
+                    below.extend((path + nibble, branch) for nibble, branch in node.branches)
+                else:
+                    done += node.count
+                    if chunks_too:
+                        chunks |= dict.fromkeys(_chunks(blobs, node.entries, fetch))
+            fetch(list(chunks))
+            progress(done, root.item_count)
+        level = below
+
+
+def _node(data: bytes, path: str, top: TreeTop) -> Page | IndexNode:
+    try:
+        node = parse_node(data, path)
+    except MalformedNode as error:
+        raise Corrupt(f"a node of the epoch's tree at {path!r} is malformed: {error}") from None
+    if node.count != top.count:
+        raise Corrupt(f"a node of the epoch's tree at {path!r} has {node.count} items, its parent promised {top.count}")
+    return node
+
+
+def _chunks(blobs: "BlobStore", entries: Iterable[PageEntry], fetch: Fetch) -> Iterator[Cid]:
+    """The chunks of large items and large states on a page."""
+    for entry in entries:
+        data = entry.data
+        if entry.large:
+            cids = large_item_cids(data)
+            fetch(cids)
+            data = b"".join(blobs.get(cid) for cid in cids)
+            yield from cids
+        yield from map(Cid, pb.ItemState.FromString(data).state_cids)
+
+
+# one party
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a party got its start."""
+
+    epoch: int | None
+    why: str
+    fetching_s: float = 0.0
+    """How long its blobs took."""
+
+
+def bootstrap(party: "Party", epoch: Epoch, fetch: Fetch, progress: Progress = lambda done, total: None) -> Outcome:
+    """Fetch an epoch and stand on it. The lock is taken for short looks and for the installation only."""
+    runtime = party.runtime
+    blobs = runtime.blobs
+    assert blobs is not None
+    name = BaseName.of(epoch.genesis, epoch.hash)
+    with party.reading():
+        runtime.feeds.set_about({FETCHING_KEY: name.snapshot})
+    started = time.monotonic()
+    fetch_heads(blobs, name, fetch)
+    fetch_tree(blobs, name, fetch, progress)
+    fetching_s = time.monotonic() - started
+    with party.reading():
+        runtime.feeds.set_about({FETCHING_KEY: b""})
+        base = BaseEpoch(name, blobs.get, runtime.processor.factory)
+        if base.root.party != runtime.party:
+            raise Corrupt(f"epoch {name.number} names the state of another party")
+        return Outcome(name.number, stand_on(runtime, base), fetching_s)
+
+
+def stand_on(runtime: "PartyRuntime", base: BaseEpoch) -> str:
+    """Install a fetched epoch, unless this peer has processed it all meanwhile."""
+    processor = runtime.processor
+    if covers(processor, base):
+        runtime.follower.review()
+        return "it was processed here already"
+    runtime.flush()
+    install(processor, base, frozenset(runtime.declared))
+    runtime.source.checkpointed()
+    runtime.source.touched(processor.state.changed)
+    runtime.checkpoint()
+    return "its items were fetched"
+
+
+def release(party: "Party") -> None:
+    """Ask for data from now on."""
+    with party.reading() as runtime:
+        runtime.data_held = False
+        party.peer.meta.set_setting(WAITS_FOR_EPOCH, None, party=party.key)
+        party.sync_port.data_released()
+
+
+def fetch_epoch(party: "Party", number: int, fetch: Fetch, progress: Progress = lambda done, total: None) -> BaseEpoch:
+    """Get one epoch's snapshot, whole: its moment can be read then (`party.as_of(number)`)."""
+    with party.reading() as runtime:
+        child = runtime.party if runtime.processor.parent is not None else None
+        epoch = runtime.processor.membership.machine.epoch_tally(child).accepted(number)
+    if epoch is None:
+        raise NotFound(f"the party has no epoch {number}", next_step="`echostore epoch list` shows its epochs.")
+    blobs = runtime.blobs
+    assert blobs is not None
+    name = BaseName.of(epoch.genesis, epoch.hash)
+    try:
+        fetch_heads(blobs, name, fetch)
+        fetch_tree(blobs, name, fetch, progress)
+    except Unavailable as nothing:
+        raise TimedOut(
+            f"{len(nothing.cids)} blobs of epoch {number} came from nobody",
+            unchanged="What came is kept; the next try goes on from there.",
+            next_step="Connect to a member that kept the epoch.",
+        ) from None
+    return BaseEpoch(name, blobs.get, runtime.processor.factory)
+
+
+class EarlyReader:
+    """Items and views of an epoch before the rest of it is here. Read-only, as the epoch has them."""
+
+    def __init__(self, party: "Party", epoch: Epoch, fetch: Fetch) -> None:
+        self._party, self._fetch = party, fetch
+        blobs = party.runtime.blobs
+        assert blobs is not None
+        self._blobs: BlobStore = blobs
+        name = BaseName.of(epoch.genesis, epoch.hash)
+        fetch_heads(blobs, name, fetch)
+        self.base = BaseEpoch(name, self._get, party.runtime.processor.factory)
+
+    def item(self, item: ItemId) -> ItemRecord:
+        """One item; the few blobs on its path are fetched."""
+        record = self.base.record(item)
+        if record is None:
+            raise NotFound(f"item {item_text(item)[:8]} is not in epoch {self.base.name.number}")
+        return record
+
+    def view(self, name: "ItemId | bytes") -> dict[ItemId, ItemRecord]:
+        """A view by its inception key or its item, with all that hangs below it or is embedded in it.
+
+        What hangs where is known once all pages are here; large states are fetched for these items alone.
+        """
+        fetch_tree(self._blobs, self.base.name, self._fetch, chunks_too=False)
+        states = dict(self.base.reader.items())
+        top = next((item for item, state in states.items() if name in (item, state.inception_key)), None)
+        if top is None:
+            raise NotFound(f"no view {bytes(name).hex()[:8]} is in epoch {self.base.name.number}")
+        parents = {item: ItemId(state.parent) if state.parent else None for item, state in states.items()}
+        tree = Tree(parents.get, self.base.moves)
+        below: dict[ItemId | None, list[ItemId]] = {}
+        for item in states:
+            for parent in (tree.home(item), *tree.embeddings(item)):
+                below.setdefault(parent, []).append(item)
+        found: dict[ItemId, None] = {top: None}
+        front = [top]
+        while front:
+            for child in below.get(front.pop(), ()):
+                if child not in found:
+                    found[child] = None
+                    front.append(child)
+        self._fetch([Cid(cid) for item in found for cid in states[item].state_cids])
+        return {item: self.item(item) for item in found}
+
+    def _get(self, cid: Cid) -> bytes | None:
+        if not self._blobs.has(cid):
+            self._fetch([cid])
+        return self._blobs.get(cid)
+
+
+# all parties of a peer on the network
+
+
+class Bootstraps:
+    """Decides and fetches for the parties of one peer, in a thread of its own while there is anything to do."""
+
+    def __init__(self, peer: "Peer", network: "Network") -> None:
+        self._peer, self._network = peer, network
+        self._lock = threading.Lock()
+        self._due: dict[PartyKey, None] = {}
+        self._thread: threading.Thread | None = None
+        self._future: concurrent.futures.Future[None] | None = None
+        self._closing = threading.Event()
+        self.outcomes: dict[PartyKey, Outcome] = {}
+
+    def watch(self, party: "Party") -> None:
+        """Follow a party that waits for its epoch."""
+        processor = party.runtime.processor
+        processor.on_processed.append(lambda moved: self.consider(party))
+        self.consider(party)
+
+    def consider(self, party: "Party") -> None:
+        """Called under the peer's lock, whenever control may have moved."""
+        runtime = party.runtime
+        if not runtime.data_held or runtime.closed or not control_settled(party):
+            return
+        if believable(runtime) is None:
+            self._replay(party, "the party has no epoch that a newcomer may believe")
+        else:
+            self._start(party.key)
+
+    def compacted(self, party: "Party") -> None:
+        """Blocks that this peer lacks are gone elsewhere: only an epoch can bring it on."""
+        runtime = party.runtime
+        epoch = believable(runtime)
+        if epoch is not None and (runtime.processor.base is None or runtime.processor.base.name.number < epoch.number):
+            self._start(party.key)
+
+    def fetch(self, party: PartyKey, cids: list[Cid], *, patience_s: float = PATIENCE_S) -> None:
+        """Get blobs, until closed."""
+        if self._closing.is_set():
+            raise Closed("the peer is being closed")
+        work = self._network.blobs.fetch(party, cids, patience_s=patience_s)
+        future = self._future = asyncio.run_coroutine_threadsafe(work, self._network.loop)
+        if self._closing.is_set():
+            future.cancel()
+        try:
+            future.result()
+        except concurrent.futures.CancelledError:
+            raise Closed("the peer is being closed") from None
+
+    def early(self, party: "Party", *, timeout_s: float = PATIENCE_S) -> EarlyReader:
+        """Items and views of the newest epoch, whatever else has come; TimedOut while control names none."""
+        deadline = time.monotonic() + timeout_s
+        while (epoch := self._believable(party)) is None:
+            if time.monotonic() > deadline:
+                raise TimedOut("no epoch of the party was heard of", next_step="Connect to another member.")
+            time.sleep(LOOK_S)
+        return EarlyReader(party, epoch, lambda cids: self.fetch(party.key, cids, patience_s=timeout_s))
+
+    def _believable(self, party: "Party") -> Epoch | None:
+        with party.reading() as runtime:
+            return believable(runtime) if control_settled(party) else None
+
+    def close(self) -> None:
+        self._closing.set()
+        if self._future is not None:
+            self._future.cancel()
+        thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _start(self, party: PartyKey) -> None:
+        with self._lock:
+            self._due[party] = None
+            if self._thread is None and not self._closing.is_set():
+                self._thread = threading.Thread(target=self._run, name="echostore-bootstrap", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._due or self._closing.is_set():
+                    self._thread = None
+                    return
+                key = next(iter(self._due))
+            try:
+                self._one(self._peer.party(key))
+            except EchoError as error:
+                _log.warning("a party could not start from its epoch", extra={"party": key.hex(), "why": str(error)})
+            finally:
+                with self._lock:
+                    self._due.pop(key, None)
+
+    def _one(self, party: "Party") -> None:
+        with party.reading() as runtime:
+            epoch = believable(runtime)
+        if epoch is None:
+            self._replay(party, "the party has no epoch that a newcomer may believe")
+            return
+        try:
+            outcome = bootstrap(party, epoch, lambda cids: self.fetch(party.key, cids))
+        except (Unavailable, TimedOut, NotFound, Corrupt) as error:
+            self._replay(party, f"epoch {epoch.number} could not be had: {error}")
+            return
+        self.outcomes[party.key] = outcome
+        _log.info("a party starts from an epoch", extra={"party": party.key.hex(), "epoch": epoch.number})
+        release(party)
+
+    def _replay(self, party: "Party", why: str) -> None:
+        """Ask for the history."""
+        self.outcomes[party.key] = Outcome(None, why)
+        _log.info("a party is replayed from its beginning", extra={"party": party.key.hex(), "why": why})
+        release(party)

@@ -1,0 +1,441 @@
+"""Agreeing on epochs: recompute what others declared, then attest, dispute, abstain or wait.
+
+    a genesis in the chain, not yet judged
+        │ are its blocks here?            no  ► waits      looked at again when blocks arrive
+        │ are its models known here?      no  ► abstains   says so, writes nothing
+        │ is `discard_before` past?       no  ► refuses    looked at again when time has passed
+        ▼ fold to its timeframe (epoch_fold)
+      equal CIDs ► EpochAttest            else ► EpochDispute with the first differing item; this history is kept
+
+One genesis per number, and only what `Tally.objection` allows. The fold runs without the peer's lock; before and after
+it a moment under the lock. Called by the EpochKeeper, by `epoch verify`, and by the simulator.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from echostore.kernel.errors import Corrupt, EchoError, NotFound
+from echostore.kernel.ids import Cid, IdentityKey, PartyKey, feed_id, item_text
+from echostore.kernel.party.credentials import EpochAttest, EpochDispute, EpochGenesis
+from echostore.kernel.party.epoch_chain import Epoch, Tally, enough_to_join
+from echostore.kernel.party.epoch_policy import DISCARD_AHEAD_MS
+from echostore.kernel.snapshot import ENCODING_VERSION, StateRoot
+from echostore.mesh.blob_exchange import Unavailable
+from echostore.peer.base_epoch import BaseEpoch, BaseName
+from echostore.peer.epoch_fold import Folded, cuts_at, fold_to, timeframe_of
+from echostore.peer.snapshots import take_snapshot
+from echostore.store.feed_store import FeedStore
+from echostore.wire.cids import PROTOBUF, cid_of
+from echostore.wire.epochs import EpochRecord, encode_cut, encode_epoch_record
+from echostore.wire.snapshot import read_state_root
+from echostore.wire.tree_reader import TreeReader
+
+if TYPE_CHECKING:
+    from echostore.peer.party import Party
+    from echostore.peer.runtime import PartyRuntime
+
+ACCEPTED_SETTING: Final = "epoch"
+"""Of a party in the MetaStore: the latest genesis that this peer accepted."""
+JUDGED_SETTING: Final = "epochs_judged"
+"""What this peer found about geneses and did not write to its feed."""
+JUDGED_MAX: Final = 64
+"""Findings kept; older ones are found again when somebody asks."""
+FETCH_S: Final = 5.0
+"""How long a blob that only explains a dispute is waited for."""
+JOBS_MAX: Final = 64
+"""Geneses judged in one go; what is left waits for the next."""
+
+
+class Verdict(StrEnum):
+    ATTESTED = "attested"
+    DISPUTED = "disputed"
+    ABSTAINS = "abstains"
+    REFUSED = "refused"
+    WAITS = "waits"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What this peer says of one genesis."""
+
+    number: int
+    hash: bytes
+    verdict: Verdict
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedEpoch:
+    """The latest epoch that this peer accepted, as the MetaStore keeps it."""
+
+    number: int
+    hash: bytes
+    snapshot: Cid
+    record: Cid
+    cut: Cid
+
+    def to_json(self) -> dict[str, object]:
+        texts = {name: getattr(self, name).hex() for name in ("hash", "snapshot", "record", "cut")}
+        return {"number": self.number, **texts}
+
+    @staticmethod
+    def of_json(kept: dict[str, object]) -> "AcceptedEpoch":
+        try:
+            cids = [Cid(bytes.fromhex(str(kept[name]))) for name in ("snapshot", "record", "cut")]
+            return AcceptedEpoch(int(str(kept["number"])), bytes.fromhex(str(kept["hash"])), *cids)
+        except (KeyError, ValueError) as error:
+            raise Corrupt("what is kept of the party's epoch can't be read") from error
+
+
+class Agreement:
+    """What one device does about the epochs of one party."""
+
+    def __init__(self, party: "Party") -> None:
+        self._party = party
+
+    def review(self) -> list[Judged]:
+        """Judge what can be judged now, lowest number first; returns what was found."""
+        found: list[Judged] = []
+        for _ in range(JOBS_MAX):
+            with self._party.lock:
+                if not self._may_speak():
+                    break
+                job = self._next({judged.hash for judged in found})
+            if job is None:
+                break
+            judged = job if isinstance(job, Judged) else self._judge(job)
+            found.append(judged)
+            if judged.verdict in (Verdict.WAITS, Verdict.DISPUTED):
+                break  # what comes after rests on it
+        if found:
+            self._remember(found)
+        self.keep_latest()
+        return found
+
+    def check(self, epoch: Epoch) -> Judged:
+        """Recompute one epoch and say what is found, without writing anything."""
+        with self._party.lock:
+            early = self._without_folding(self._party.runtime, epoch)
+        return early or self._compare(epoch, self._fold(epoch))
+
+    # what is to be judged
+
+    def _may_speak(self) -> bool:
+        runtime = self._party.runtime
+        if runtime.closed or not runtime.may_write or runtime.in_batch or runtime.processor.paused:
+            return False
+        return self._owner().runtime.control is not None and self._identity in self._electorate
+
+    @property
+    def _electorate(self) -> frozenset[IdentityKey]:
+        return self._party.runtime.processor.membership.machine.electorate
+
+    def _owner(self) -> "Party":
+        """The party whose control feeds speak of this one's epochs."""
+        parent = self._party.runtime.processor.parent
+        return self._party if parent is None else self._party.peer.party(parent.party)
+
+    @property
+    def _identity(self) -> IdentityKey:
+        return self._party.peer.opener.identity_in(self._owner())
+
+    @property
+    def tally(self) -> Tally:
+        runtime = self._party.runtime
+        child = runtime.party if runtime.processor.parent is not None else None
+        return runtime.processor.membership.machine.epoch_tally(child)
+
+    def _next(self, done: set[bytes]) -> Judged | Epoch | None:
+        """The next genesis to be judged, or what can be said of it at once."""
+        tally, identity = self.tally, self._identity
+        base = self._party.runtime.processor.base
+        below = base.name.number if base is not None else 0
+        # What lies below the last final epochs is settled; one more attest of it would help nobody.
+        settled = tally.latest_final
+        below = max(below, settled.number - 2 if settled is not None else 0)
+        for epoch in tally.view(identity):
+            if epoch.hash in done or epoch.number <= below or tally.disputed(epoch.hash, identity):
+                continue
+            if tally.objection(epoch.hash, identity, self._electorate) is None:
+                return self._without_folding(self._party.runtime, epoch) or epoch
+        return None
+
+    def _without_folding(self, runtime: "PartyRuntime", epoch: Epoch) -> Judged | None:
+        """What can be said of a genesis before its state is folded."""
+        genesis = epoch.genesis
+        known = runtime.processor.factory.known
+        unknown = [f"{name}@{version}" for name, version in genesis.models if not known(name, version)]
+        if genesis.encoding_version != ENCODING_VERSION:
+            return self._said(epoch, Verdict.ABSTAINS, f"its encoding has version {genesis.encoding_version}")
+        if unknown:
+            return self._said(epoch, Verdict.ABSTAINS, f"unknown here: {', '.join(unknown)}")
+        if genesis.discard_before_ms > runtime.now_ms() + DISCARD_AHEAD_MS:
+            return self._said(epoch, Verdict.REFUSED, "it discards what is not past by this clock")
+        if not _holds(runtime, genesis):
+            return self._said(epoch, Verdict.WAITS, "blocks of it are not here")
+        return None
+
+    # judging
+
+    def _judge(self, epoch: Epoch) -> Judged:
+        folded = self._fold(epoch)
+        judged = self._compare(epoch, folded)
+        with self._party.lock:
+            if not self._may_speak() or self.tally.objection(epoch.hash, self._identity, self._electorate) is not None:
+                return self._said(epoch, Verdict.WAITS, "things changed meanwhile")
+            if judged.verdict is Verdict.ATTESTED:
+                self._keep(epoch, folded)
+                said: EpochAttest | EpochDispute = EpochAttest(epoch.number, epoch.hash, epoch.genesis.snapshot)
+            elif judged.verdict is Verdict.DISPUTED:
+                mine = folded[0].cid if folded else b""
+                said = EpochDispute(epoch.number, epoch.hash, mine, judged.detail)
+            else:
+                return judged
+            self._owner().members.issue_claim(said)
+        return judged
+
+    def _fold(self, epoch: Epoch) -> list[Folded]:
+        """This peer's own states at the epoch's timeframe; several where epochs below left things out differently."""
+        with self._party.lock:
+            runtime = self._party.runtime
+            live = self._live(runtime, epoch.genesis)
+            if live is not None and live.cid == epoch.genesis.snapshot:
+                return [live]
+            bases = list(self._bases(runtime, epoch))
+            runtime.flush()
+        found: list[Folded] = []
+        with ExitStack() as stack:
+            opened = self._beside(stack)
+            for base in bases:
+                try:
+                    folded = fold_to(
+                        epoch.genesis,
+                        self._party.key,
+                        feeds=opened[0],
+                        factory=self._party.runtime.processor.factory,
+                        base=base,
+                        parent_feeds=opened[1] if len(opened) > 1 else None,
+                        parent=self._parent_key(),
+                        cancelled=lambda: self._party.peer.epoch_keeper.closing,
+                    )
+                except NotFound:
+                    continue  # it would need blocks that were truncated
+                if folded is None:
+                    continue
+                found.insert(0, folded)
+                if folded.cid == epoch.genesis.snapshot or base is None or not base.name.discards:
+                    break
+        return found
+
+    def _beside(self, stack: ExitStack) -> list[FeedStore]:
+        """The feeds of the party (and of its parent) through connections of their own."""
+        home = self._party.peer.home
+        keys = [self._party.key, *([parent] if (parent := self._parent_key()) is not None else [])]
+        return [stack.enter_context(FeedStore(home.party(key).feeds, key, writable=False)) for key in keys]
+
+    def _parent_key(self) -> PartyKey | None:
+        parent = self._party.runtime.processor.parent
+        return parent.party if parent is not None else None
+
+    def _live(self, runtime: "PartyRuntime", genesis: EpochGenesis) -> Folded | None:
+        """The live state, where it stands exactly at the epoch: it costs only what changed since the last snapshot."""
+        processor = runtime.processor
+        if processor.timeframe != timeframe_of(genesis.timeframe) or genesis.discard_before_ms:
+            return None
+        if processor.admission.digest != genesis.admission_digest:
+            return None
+        snapshot = take_snapshot(runtime)
+        blobs: dict[Cid, bytes] = {}
+        control = timeframe_of(genesis.control_timeframe)
+        cut = encode_cut(cuts_at(processor, snapshot.root, control), blobs.__setitem__)
+        return Folded(cid_of(snapshot.root_bytes, PROTOBUF), snapshot.root, cut, blobs, 0)
+
+    def _bases(self, runtime: "PartyRuntime", epoch: Epoch) -> Iterator[BaseEpoch | None]:
+        """Earlier epochs to fold from, the nearest first; then the beginning."""
+        assert runtime.blobs is not None
+        standing = runtime.processor.base
+        discarding = standing is not None and standing.name.discards
+        before = next((each for each in self.tally.view(self._identity) if each.hash == epoch.genesis.previous), None)
+        if before is not None and not discarding and not before.genesis.discard_before_ms:
+            nearest = _opened(runtime, before)
+            if nearest is not None:
+                yield nearest
+        if standing is not None and standing.name.number < epoch.number:
+            yield standing
+        if not discarding:
+            yield None
+
+    def _compare(self, epoch: Epoch, folded: list[Folded]) -> Judged:
+        genesis = epoch.genesis
+        if not folded:
+            return self._said(epoch, Verdict.ABSTAINS, "the history that it sums up is not here")
+        mine = next((each for each in folded if each.cid == genesis.snapshot), folded[0])
+        if mine.cid != genesis.snapshot:
+            return self._said(epoch, Verdict.DISPUTED, self._first_difference(epoch, mine))
+        if mine.cut != genesis.cut:
+            return self._said(epoch, Verdict.DISPUTED, "the cut is another")
+        if cid_of(self._record_bytes(epoch), PROTOBUF) != genesis.record:
+            return self._said(epoch, Verdict.DISPUTED, "the record is another")
+        problem = _claims_differ(genesis, mine.root)
+        return self._said(epoch, Verdict.DISPUTED, problem) if problem else self._said(epoch, Verdict.ATTESTED)
+
+    def _record_bytes(self, epoch: Epoch) -> bytes:
+        before = next((each for each in self.tally.chain if each.hash == epoch.genesis.previous), None)
+        return encode_epoch_record(record_of(epoch.genesis, self._party.key, before.genesis if before else None))
+
+    def _first_difference(self, epoch: Epoch, mine: Folded) -> str:
+        """Where the declared snapshot and this peer's part, found through the trees."""
+        blobs = self._party.runtime.blobs
+        assert blobs is not None
+
+        def get(cid: Cid) -> bytes:
+            found = mine.blobs.get(cid)
+            if found is None:
+                self._fetch(cid)
+                found = blobs.get(cid)
+            return found
+
+        try:
+            theirs = read_state_root(get(epoch.genesis.snapshot))
+        except NotFound:
+            return "another state; the declared one is not here to be compared"
+        except Corrupt:
+            return "the declared state root can't be read"
+        problem = _roots_differ(theirs, mine.root)
+        if problem:
+            return problem
+        try:
+            diff = TreeReader(mine.root.index_root, get).diff(theirs.index_root)
+        except (NotFound, Corrupt) as error:
+            return f"another tree of items: {error.what}"
+        for what, items in (("changed", diff.changed), ("removed", diff.removed), ("added", diff.added)):
+            if items:
+                return f"{what} item {item_text(items[0])}"
+        return "another state root"
+
+    def _fetch(self, cid: Cid) -> None:
+        """Get a blob of the declared snapshot from others, where there are any; who has none says so."""
+        peer, blobs = self._party.peer, self._party.runtime.blobs
+        assert blobs is not None
+        if peer.on_network and not blobs.has(cid):
+            try:
+                peer.network.fetch(self._party.key, [cid], patience_s=FETCH_S)
+            except (EchoError, Unavailable) as error:
+                raise NotFound(f"a blob of the declared snapshot is not to be had: {error}") from error
+
+    def _keep(self, epoch: Epoch, folded: list[Folded]) -> None:
+        """Store the snapshot that was recomputed, with record and cut: others can be given it."""
+        blobs = self._party.runtime.blobs
+        assert blobs is not None
+        mine = next(each for each in folded if each.cid == epoch.genesis.snapshot)
+        record = self._record_bytes(epoch)
+        wanted = {**mine.blobs, cid_of(record, PROTOBUF): record}
+        blobs.put_many({cid: wanted[cid] for cid in blobs.missing(wanted)})
+
+    # what is remembered
+
+    def _said(self, epoch: Epoch, verdict: Verdict, detail: str = "") -> Judged:
+        return Judged(epoch.number, epoch.hash, verdict, detail)
+
+    def _remember(self, found: list[Judged]) -> None:
+        with self._party.lock:
+            meta, key = self._party.peer.meta, self._party.key
+            kept = dict(meta.setting(JUDGED_SETTING, {}, party=key))
+            before = dict(kept)
+            for judged in found:
+                kept.pop(judged.hash.hex(), None)
+                kept[judged.hash.hex()] = [str(judged.verdict), judged.detail]
+            kept = dict(list(kept.items())[-JUDGED_MAX:])
+            if kept != before:
+                meta.set_setting(JUDGED_SETTING, kept, party=key)
+
+    def keep_latest(self) -> None:
+        """Keep the newest epoch that this peer declared, attested or has reason to believe."""
+        with self._party.lock:
+            if self._party.runtime.closed or not self._party.runtime.writable:
+                return
+            found = self.latest_accepted()
+            meta, key = self._party.peer.meta, self._party.key
+            if found is not None and meta.setting(ACCEPTED_SETTING, party=key) != found.to_json():
+                meta.set_setting(ACCEPTED_SETTING, found.to_json(), party=key)
+
+    def latest_accepted(self) -> AcceptedEpoch | None:
+        machine = self._party.runtime.processor.membership.machine
+        tally, identity = self.tally, self._identity
+        devices = sum(1 for device in machine.devices if not device.revoked)
+        for epoch in reversed(tally.view(identity)):
+            own = tally.voted(epoch.number, identity) == epoch.hash
+            if own or epoch.final or enough_to_join(epoch, machine.epoch_policy, devices):
+                genesis = epoch.genesis
+                return AcceptedEpoch(epoch.number, epoch.hash, genesis.snapshot, Cid(genesis.record), Cid(genesis.cut))
+        return None
+
+
+def kept_epoch(setting: Callable[..., object], party: PartyKey) -> AcceptedEpoch | None:
+    """The latest accepted epoch that a MetaStore keeps (`meta.setting`)."""
+    kept = setting(ACCEPTED_SETTING, party=party)
+    return AcceptedEpoch.of_json(kept) if isinstance(kept, dict) else None
+
+
+def record_of(genesis: EpochGenesis, party: PartyKey, before: EpochGenesis | None) -> EpochRecord:
+    """The record that belongs to a genesis: it says nothing that genesis and predecessor do not."""
+    return EpochRecord(
+        number=genesis.number,
+        party=party,
+        snapshot=genesis.snapshot,
+        previous_record=Cid(before.record) if before else None,
+        previous_snapshot=before.snapshot if before else None,
+        created_ms=genesis.created_ms,
+        discard_before_ms=genesis.discard_before_ms,
+    )
+
+
+def _holds(runtime: "PartyRuntime", genesis: EpochGenesis) -> bool:
+    """Whether every block of the genesis' timeframes was processed here, on the same branch."""
+    orderer = runtime.processor.orderer
+    base = runtime.processor.base
+    for entry in (*genesis.timeframe, *genesis.control_timeframe):
+        feed = feed_id(entry.feed)
+        cursor = orderer.cursors.get(feed)
+        if cursor is None or cursor.key != entry.feed or cursor.length <= entry.seq:
+            return False
+        inside = base is not None and entry.seq < base.length(feed) - 1
+        if not inside and orderer.mark(feed, entry.seq).link != entry.link:
+            return False
+    return True
+
+
+def _opened(runtime: "PartyRuntime", epoch: Epoch) -> BaseEpoch | None:
+    assert runtime.blobs is not None
+    try:
+        found = BaseEpoch(BaseName.of(epoch.genesis, epoch.hash), runtime.blobs.get, runtime.processor.factory)
+        whole = runtime.blobs.has(found.root.index_root) and runtime.blobs.has(found.root.membership_root)
+    except EchoError:
+        return None  # its blobs are not all here: another base will do
+    return found if whole else None
+
+
+def _roots_differ(theirs: StateRoot, mine: StateRoot) -> str:
+    """The first field in which two state roots differ, apart from the items."""
+    for name in ("party", "timeframe", "admission_digest", "base_epoch", "encoding_version", "membership_root"):
+        if getattr(theirs, name) != getattr(mine, name):
+            return f"another {name.replace('_', ' ')}"
+    if theirs.index_root == mine.index_root:
+        for name in ("tree", "models", "item_count"):
+            if getattr(theirs, name) != getattr(mine, name):
+                return f"another {name.replace('_', ' ')}"
+    return ""
+
+
+def _claims_differ(genesis: EpochGenesis, root: StateRoot) -> str:
+    """What a genesis says beside its snapshot, and wrongly; empty when it says the same."""
+    if tuple((entry.feed, entry.seq, entry.link) for entry in genesis.timeframe) != tuple(root.timeframe):
+        return "the genesis names another timeframe than its snapshot"
+    if genesis.admission_digest != root.admission_digest:
+        return "the genesis names another admission than its snapshot"
+    if genesis.models != tuple((each.model, each.version) for each in root.models):
+        return "the genesis names other models than its snapshot"
+    return ""

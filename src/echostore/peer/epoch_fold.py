@@ -1,0 +1,354 @@
+"""Folding a party to an epoch's timeframe, beside the live party, to see what its snapshot should be.
+
+    genesis: data timeframe, control timeframe          an earlier epoch whose blobs are here
+              │ which blocks, under which admission               │ items read when they are touched
+              ▼                                                   ▼
+            FoldProcessor ── messages between the two ──► dirty items ──► tree over the earlier tree ──► CID
+
+It costs the messages and items since the earlier epoch, times the depth of the tree. Without one it folds from the
+beginning. It reads the feeds through a connection of its own and changes nothing, so it needs no lock.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from echostore.kernel.errors import Closed
+from echostore.kernel.ids import Cid, FeedId, FeedKey, ItemId, PartyKey, feed_id
+from echostore.kernel.items.record import ItemRecord
+from echostore.kernel.models.factory import ModelFactory
+from echostore.kernel.order import CONTROL, DATA, Delivery
+from echostore.kernel.party.admission import Admission
+from echostore.kernel.party.credentials import EpochGenesis, Role, TimeframeEntry
+from echostore.kernel.snapshot import ModelVersion, StateRoot, TreeTop, item_key
+from echostore.kernel.snapshot import TimeframeEntry as RootEntry
+from echostore.kernel.timeframe import Dependency, Position, Timeframe
+from echostore.peer.base_epoch import BaseEpoch, base_mark
+from echostore.peer.base_install import base_cursors
+from echostore.peer.discarding import discard_at
+from echostore.peer.processor import PartyProcessor
+from echostore.store.feed_store import FeedStore
+from echostore.wire.cids import PROTOBUF, cid_of
+from echostore.wire.epochs import FeedCut, encode_cut
+from echostore.wire.generated import credential_pb2
+from echostore.wire.items import encode_moves, encode_record
+from echostore.wire.membership import membership_state
+from echostore.wire.snapshot import EncodedItem, encode_item, read_state_root, state_root_bytes
+from echostore.wire.tree import TreeReader, build, update
+from echostore.wire.tree_nodes import IndexNode, Page
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """The state at an epoch's timeframe, as this peer has it."""
+
+    cid: Cid
+    root: StateRoot
+    cut: Cid
+    blobs: dict[Cid, bytes]
+    """Those that the earlier epoch does not have."""
+    messages: int
+    """How many data messages were folded."""
+
+
+class FoldProcessor(PartyProcessor):
+    """Sees the feeds up to an epoch's timeframes, and stands on an earlier epoch or on nothing."""
+
+    def __init__(
+        self,
+        party: PartyKey,
+        *,
+        feeds: FeedStore,
+        factory: ModelFactory,
+        data: Timeframe,
+        control: Timeframe,
+        base: BaseEpoch | None = None,
+        parent: "FoldProcessor | None" = None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._data, self._control = data, control
+        self._cancelled = cancelled
+        super().__init__(party, feeds=feeds, items=None, factory=factory, parent=parent)
+        self.base = base
+
+    def open(self) -> None:
+        if self.base is not None:
+            self.orderer.set_base(self.base.order_cuts)
+        self._follow_control()
+        if self.base is not None:
+            self.state.start_over(self.base.moves)
+            for cursor in base_cursors(self.base):
+                self.follow(cursor)
+        self._follow_data()
+        self.advance(list(self.orderer.cursors))
+
+    def _take_data(self, delivery: Delivery) -> None:
+        if self._cancelled():
+            raise Closed("the peer is being closed", next_step="The epoch is looked at again when it is open.")
+        super()._take_data(delivery)
+
+    def _load(self, item: ItemId) -> ItemRecord | None:
+        return self.base.record(item) if self.base is not None else None
+
+    def held_length(self, kind: str, key: FeedKey) -> int:
+        length = self.feeds_of(kind).length(key)
+        if kind != DATA:
+            return min(length, self._control.length(feed_id(key)))
+        # What does not count may be needed as a cause of what does, and changes nothing.
+        end = self._data.length(feed_id(key))
+        record = self.admission.by_id.get(feed_id(key))
+        counted = [each for each in record.intervals if each.role is not Role.READER] if record else []
+        if any(start <= end and (stop is None or end < stop) for start, stop, _ in counted):
+            return min(length, end)
+        return min(length, min((start for start, _, _ in counted if start > end), default=length))
+
+
+def fold_to(
+    genesis: EpochGenesis,
+    party: PartyKey,
+    *,
+    feeds: FeedStore,
+    factory: ModelFactory,
+    base: BaseEpoch | None,
+    parent_feeds: FeedStore | None = None,
+    parent: PartyKey | None = None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> Folded | None:
+    """The state that a genesis speaks of; None when this peer does not hold all of it, or `base` is of no use for it."""
+    data, control = timeframe_of(genesis.timeframe), timeframe_of(genesis.control_timeframe)
+    above = None
+    if parent is not None:
+        assert parent_feeds is not None
+        above = FoldProcessor(parent, feeds=parent_feeds, factory=factory, data=Timeframe({}), control=control)
+        above.open()
+    processor = FoldProcessor(
+        party,
+        feeds=feeds,
+        factory=factory,
+        data=data,
+        control=control,
+        base=base,
+        parent=above,
+        cancelled=cancelled,
+    )
+    processor.open()
+    if _short_of(processor, data, control) or (base is not None and not counts_alike(base, processor.admission)):
+        return None
+    processor.finish()
+    if genesis.discard_before_ms:
+        discard_at(processor, genesis.discard_before_ms, _asserted(processor))
+    blobs: dict[Cid, bytes] = {}
+    dirty = {*processor.state.dirty, *processor.state.gone}
+    if base is None:
+        top = build(_encoded(processor, sorted(processor.state.records), blobs), blobs.__setitem__)
+        models = {(each.genesis.model, each.genesis.version) for each in processor.state.records.values()}
+    else:
+        over = _TreeOver(base.reader, processor, blobs)
+        top = update(over, dirty, over.items_under, blobs.__setitem__)
+        models = _models(base, processor, dirty, top, blobs)
+    return _rooted(processor, top, models, blobs)
+
+
+def cuts_at(processor: PartyProcessor, root: StateRoot, control: Timeframe | None = None) -> list[FeedCut]:
+    """Where an epoch ends in each feed: data feeds as the state root says, control feeds as `control` does.
+
+    Without `control`, those end where they were processed to.
+    """
+    lengths = {feed_id(entry.feed_key): entry.seq + 1 for entry in root.timeframe}
+    found = []
+    for feed, cursor in processor.orderer.cursors.items():
+        mine = cursor.kind == CONTROL
+        length = lengths.get(feed, 0)
+        if mine:
+            length = cursor.length if control is None else control.length(feed)
+        if not length:
+            continue
+        mark = processor.orderer.mark(feed, length - 1)
+        # A child party follows its parent's control feeds and does not read them.
+        asserted = cursor.asserted
+        if length != cursor.length and not (mine and processor.parent is not None):
+            asserted = _asserted_at(processor, feed, length)
+        found.append(FeedCut(cursor.key, mine, length, mark.link, mark.depth, tuple(asserted.values())))
+    return found
+
+
+def _asserted(processor: PartyProcessor) -> dict[FeedId, dict[FeedId, Dependency]]:
+    """What the last message inside the epoch had processed, by data feed."""
+    found = {}
+    for feed, at in processor.timeframe.entries.items():
+        cursor = processor.orderer.cursors[feed]
+        whole = at.seq + 1 == cursor.length
+        found[feed] = cursor.asserted if whole else _asserted_at(processor, feed, at.seq + 1)
+    return found
+
+
+def _asserted_at(processor: PartyProcessor, feed: FeedId, length: int) -> dict[FeedId, Dependency]:
+    """What a feed had processed at an earlier length: of feeds with excluded blocks behind it, which end there."""
+    found: dict[FeedId, Dependency] = {}
+    start = 0
+    if processor.base is not None and feed in processor.base.cuts:
+        cut = processor.base.cuts[feed]
+        start = cut.length
+        found.update((known.feed, known) for known in cut.asserted)
+    for seq in range(start, length):
+        found.update((dependency.feed, dependency) for dependency in processor.envelope(feed, seq).dependencies)
+    return found
+
+
+def timeframe_of(entries: Iterable[TimeframeEntry | RootEntry]) -> Timeframe:
+    found: list[tuple[FeedId, Position]] = []
+    for entry in entries:
+        key = entry.feed_key if isinstance(entry, RootEntry) else entry.feed
+        found.append((feed_id(key), Position(entry.seq, entry.link)))
+    return Timeframe.of(found)
+
+
+def counts_alike(base: BaseEpoch, admission: Admission) -> bool:
+    """Whether the blocks inside an earlier epoch count under an admission as they did in it."""
+    state = credential_pb2.MembershipState.FromString(base.blob(base.root.membership_root))
+    before = {
+        feed_id(FeedKey(each.feed)): [
+            (interval.start, None if interval.open else interval.end, interval.role) for interval in each.intervals
+        ]
+        for each in state.feeds
+    }
+    for feed, cut in base.cuts.items():
+        if cut.control:
+            continue
+        record = admission.by_id.get(feed)
+        if _up_to(before.get(feed, ()), cut.length) != _up_to(record.intervals if record else (), cut.length):
+            return False
+    return True
+
+
+def _up_to(intervals: Iterable[tuple[int, int | None, int]], length: int) -> list[tuple[int, int, int]]:
+    """Intervals as far as they lie below a length, joined where the role goes on."""
+    found: list[tuple[int, int, int]] = []
+    for start, end, role in intervals:
+        stop = length if end is None else min(end, length)
+        if start >= stop or role == Role.READER:
+            continue
+        if found and found[-1][1] == start and found[-1][2] == role:
+            found[-1] = (found[-1][0], stop, role)
+        else:
+            found.append((start, stop, int(role)))
+    return found
+
+
+def _short_of(processor: FoldProcessor, data: Timeframe, control: Timeframe) -> bool:
+    """Whether some block of the timeframes was not processed, or on another branch."""
+    cursors = processor.orderer.cursors
+    for feed, at in (*data.entries.items(), *control.entries.items()):
+        cursor = cursors.get(feed)
+        if cursor is None or cursor.length <= at.seq or processor.orderer.mark(feed, at.seq).link != at.link:
+            return True
+    return False
+
+
+def _encoded(
+    processor: FoldProcessor, items: Iterable[ItemId], blobs: dict[Cid, bytes]
+) -> Iterator[tuple[ItemId, EncodedItem]]:
+    for item in items:
+        record = processor.state.record(item)
+        if record is not None:
+            yield item, encode_item(encode_record(record), blobs.__setitem__)
+
+
+class _TreeOver:
+    """The nodes of an earlier tree, and its items with those that changed since in their places."""
+
+    def __init__(self, reader: TreeReader, processor: FoldProcessor, blobs: dict[Cid, bytes]) -> None:
+        self._reader = reader
+        self._processor = processor
+        self._blobs = blobs
+        self._keys = sorted((item_key(item), item) for item in {*processor.state.dirty, *processor.state.gone})
+        self._nodes: dict[str, tuple[TreeTop, Page | IndexNode] | None] = {}
+
+    def node(self, path: str) -> TreeTop | None:
+        found = self._at(path)
+        return found[0] if found else None
+
+    def branches(self, path: str) -> list[tuple[str, TreeTop]]:
+        found = self._at(path)
+        return list(found[1].branches) if found and isinstance(found[1], IndexNode) else []
+
+    def keep(self, path: str, top: TreeTop) -> None:
+        """Nobody updates this tree again."""
+
+    def forget(self, path: str) -> None:
+        """As above."""
+
+    def items_under(self, path: str) -> list[tuple[ItemId, EncodedItem]]:
+        found: dict[ItemId, EncodedItem] = {}
+        self._collect(path, found)
+        changed = [item for key, item in self._keys if key.startswith(path)]
+        for item in changed:
+            found.pop(item, None)
+        found.update(_encoded(self._processor, changed, self._blobs))
+        return list(found.items())
+
+    def _collect(self, path: str, found: dict[ItemId, EncodedItem]) -> None:
+        at = self._at(path)
+        if at is None:
+            return
+        node = at[1]
+        if isinstance(node, IndexNode):
+            for nibble, _ in node.branches:
+                self._collect(path + nibble, found)
+            return
+        for entry, state in self._reader.page_items(node, path):
+            found[entry.item] = EncodedItem(
+                state.SerializeToString(deterministic=True) if entry.large else bytes(entry.data)
+            )
+
+    def _at(self, path: str) -> tuple[TreeTop, Page | IndexNode] | None:
+        if path not in self._nodes:
+            self._nodes[path] = self._open(path)
+        return self._nodes[path]
+
+    def _open(self, path: str) -> tuple[TreeTop, Page | IndexNode] | None:
+        if not path:
+            node = self._reader.open_node(self._reader.top, "")
+            return TreeTop(self._reader.top, node.count), node
+        above = self._at(path[:-1])
+        if above is None or not isinstance(above[1], IndexNode):
+            return None
+        top = dict(above[1].branches).get(path[-1])
+        return None if top is None else (top, self._reader.open_node(top.cid, path, top.count))
+
+
+def _models(
+    base: BaseEpoch, processor: FoldProcessor, dirty: set[ItemId], top: TreeTop, blobs: dict[Cid, bytes]
+) -> set[tuple[str, int]]:
+    """The models in use. One can only fall out of use with an item, and then all items are asked."""
+    records = [processor.state.record(item) for item in dirty]
+    models = {(model, version) for model, version in base.root.models}
+    models |= {(record.genesis.model, record.genesis.version) for record in records if record is not None}
+    if any(record is None for record in records):
+        reader = TreeReader(top.cid, lambda cid: blobs.get(cid) or base.blob(cid))
+        return {(state.model, state.version) for _, state in reader.items()}
+    return models
+
+
+def _rooted(processor: FoldProcessor, top: TreeTop, models: set[tuple[str, int]], blobs: dict[Cid, bytes]) -> Folded:
+    moves: Any = encode_moves(processor.state.tree.moves, blobs.__setitem__)
+    membership = membership_state(processor.membership.machine)
+    moves_cid, membership_cid = cid_of(moves, PROTOBUF), cid_of(membership, PROTOBUF)
+    blobs[moves_cid], blobs[membership_cid] = moves, membership
+    cid, data = state_root_bytes(
+        party=processor.party,
+        timeframe=[
+            RootEntry(processor.feed_key(feed), at.seq, at.link) for feed, at in processor.timeframe.entries.items()
+        ],
+        admission_digest=processor.admission.digest,
+        base_epoch=base_mark(processor.base),
+        models=[ModelVersion(model, version) for model, version in models],
+        item_count=top.count,
+        membership_root=membership_cid,
+        index_root=top.cid,
+        tree=moves_cid,
+    )
+    blobs[cid] = data
+    root = read_state_root(data)
+    cut = encode_cut(cuts_at(processor, root), blobs.__setitem__)
+    return Folded(cid, root, cut, blobs, processor.counters.delivered)

@@ -1,0 +1,226 @@
+"""EpochKeeper: what a running peer does about epochs by itself, in a thread of its own.
+
+    control moved, or a policy has a trigger ─► tick ─► every open party: judge what others declared (Agreement)
+                                                                          declare, when it is due and this device's turn
+
+Who declares is the policy's business: admins, named devices, bots, or an election. Of those who may, each device has
+its place in an order that the number shuffles (`epoch_policy.election`); it steps in when those before it had their
+grace time and stayed silent. So two seldom declare at once, and nothing breaks when they do.
+
+`tick` reads the peer's own clock and may be called by hand: the simulator does, and peers without a background.
+"""
+
+import logging
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from echostore.kernel.errors import Closed, EchoError, Refused
+from echostore.kernel.ids import DeviceKey, FeedId, PartyKey
+from echostore.kernel.order import CONTROL, DATA
+from echostore.kernel.party.credentials import Role
+from echostore.kernel.party.epoch_chain import Epoch
+from echostore.kernel.party.epoch_policy import ADMINS, ELECT, EpochPolicy, election, turn
+from echostore.peer.epoch_agreement import Judged
+from echostore.peer.epoch_fold import timeframe_of
+from echostore.peer.epochs import Epochs, EpochView
+
+if TYPE_CHECKING:
+    from echostore.peer.party import Party
+    from echostore.peer.peer import Peer
+
+_log = logging.getLogger("echostore.epochs")
+
+LOOK_S: Final = 1.0
+"""How often triggers are looked at while a party has one."""
+CLOSE_S: Final = 5.0
+"""How long closing waits for a fold under way to notice."""
+
+
+@dataclass(slots=True)
+class _Watch:
+    """What came to a party since its last epoch, and since when the next one is due."""
+
+    party: "Party"
+    epoch: bytes | None = None
+    inside: dict[FeedId, int] = field(default_factory=dict)
+    """Lengths of the feeds inside the last epoch."""
+    counted: dict[FeedId, int] = field(default_factory=dict)
+    """Up to which length the bytes are counted."""
+    size: int = 0
+    news_ms: int | None = None
+    due_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What one round did for one party."""
+
+    party: PartyKey
+    judged: list[Judged]
+    declared: EpochView | None
+
+
+class EpochKeeper:
+    """Belongs to one peer. Its thread starts when there is something to look after."""
+
+    def __init__(self, peer: "Peer", *, background: bool) -> None:
+        self._peer = peer
+        self._background = background
+        self._watches: dict[PartyKey, _Watch] = {}
+        self._wake = threading.Event()
+        self._round = threading.Lock()
+        self._closing = False
+        self._timed = False
+        """Whether some party has a trigger: then time alone may make an epoch due."""
+        self._thread: threading.Thread | None = None
+
+    def watch(self, party: "Party") -> None:
+        """Look after a party that was just opened."""
+        self._watches[party.key] = _Watch(party)
+        processor = party.runtime.processor
+        processor.on_processed.append(lambda feeds: self._moved(party, feeds))
+        if party.runtime.writable and (self._peer.on_network or self._policy(party).by_itself):
+            self.wake()
+
+    def wake(self) -> None:
+        """There may be something to do."""
+        self._wake.set()
+        if self._background and self._thread is None and not self._closing:
+            self._thread = threading.Thread(target=self._run, name="echostore-epochs", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; never under the peer's lock, for which it may be waiting."""
+        self._closing = True
+        self._wake.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(CLOSE_S)
+
+    @property
+    def closing(self) -> bool:
+        return self._closing
+
+    def tick(self) -> list[Kept]:
+        """One round over the open parties; a party that fails stops no other."""
+        done = []
+        timed = False
+        with self._round:
+            for watch in list(self._watches.values()):
+                party = watch.party
+                if party.runtime.closed:
+                    self._watches.pop(party.key, None)
+                    continue
+                try:
+                    kept = Kept(party.key, Epochs(party).review(), self._declare_if_due(watch))
+                except Closed:
+                    if not self._closing and not party.runtime.closed:
+                        raise
+                    continue
+                except EchoError as error:
+                    _log.warning("epochs of a party were not looked after", extra={"why": str(error)})
+                    continue
+                done.append(kept)
+                with party.lock:
+                    timed = timed or self._policy(party).by_itself
+            self._timed = timed
+        return done
+
+    # declaring
+
+    def _declare_if_due(self, watch: _Watch) -> EpochView | None:
+        party = watch.party
+        with party.lock:
+            runtime = party.runtime
+            policy = self._policy(party)
+            if runtime.closed or not runtime.may_write or runtime.in_batch or runtime.processor.paused:
+                return None
+            if not policy.by_itself or runtime.data is None:
+                return None
+            epochs = Epochs(party)
+            last = epochs.own_chain()
+            before = last[-1] if last else None
+            now_ms = runtime.now_ms()
+            messages = self._measure(watch, before, policy)
+            if watch.news_ms is None and messages:
+                watch.news_ms = now_ms
+            age_s = (now_ms - watch.news_ms) / 1000 if watch.news_ms is not None else 0.0
+            if not policy.due(messages=messages, size=watch.size, age_s=age_s):
+                watch.due_ms = None
+                return None
+            if watch.due_ms is None:
+                watch.due_ms = now_ms
+            if not self._is_turn(party, policy, before, (now_ms - watch.due_ms) / 1000):
+                return None
+            if before is not None and not epochs.judged(before):
+                return None  # what it would rest on may be wrong
+            try:
+                return epochs.create()
+            except Refused as refused:
+                _log.info("no epoch was declared", extra={"why": str(refused)})
+                return None
+
+    def _is_turn(self, party: "Party", policy: EpochPolicy, before: Epoch | None, waited_s: float) -> bool:
+        number = before.number + 1 if before is not None else 1
+        order = election(party.key, number, eligible_devices(party, policy))
+        # The first of an election waits too: another may be about to show up. A named one has nobody to wait for.
+        early = 0.0 if policy.declarers == ELECT else float(policy.grace_s)
+        return turn(order, DeviceKey(self._peer.device), waited_s=waited_s + early, grace_s=policy.grace_s)
+
+    def _measure(self, watch: _Watch, before: Epoch | None, policy: EpochPolicy) -> int:
+        """Messages since the last epoch; their bytes too, where they matter, each block looked at once."""
+        runtime = watch.party.runtime
+        name = before.hash if before is not None else b""
+        if watch.epoch != name:
+            watch.epoch, watch.size, watch.news_ms, watch.due_ms = name, 0, None, None
+            inside = timeframe_of(before.genesis.timeframe) if before is not None else None
+            watch.inside = {feed: at.seq + 1 for feed, at in inside.entries.items()} if inside else {}
+            watch.counted = dict(watch.inside)
+        messages = 0
+        for feed, at in runtime.processor.timeframe.entries.items():
+            messages += max(0, at.seq + 1 - watch.inside.get(feed, 0))
+            start = watch.counted.get(feed, 0)
+            if policy.bytes_ and start <= at.seq:
+                key = runtime.processor.feed_key(feed)
+                durable = runtime.feeds.length(key)
+                watch.size += sum(len(block.payload) for block in runtime.feeds.read(key, start, durable))
+                watch.counted[feed] = max(start, durable)
+        return messages
+
+    def _policy(self, party: "Party") -> EpochPolicy:
+        return party.runtime.processor.membership.machine.epoch_policy
+
+    # the thread
+
+    def _moved(self, party: "Party", feeds: set[FeedId]) -> None:
+        cursors = party.runtime.processor.orderer.cursors
+        kinds = {cursors[feed].kind for feed in feeds if feed in cursors}
+        waiting = DATA in kinds and self._thread is not None
+        if waiting or (CONTROL in kinds and (self._peer.on_network or self._policy(party).by_itself)):
+            self.wake()
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait(LOOK_S if self._timed else None)
+            self._wake.clear()
+            if self.closing:
+                return
+            try:
+                self.tick()
+            except Closed:
+                return
+
+
+def eligible_devices(party: "Party", policy: EpochPolicy) -> list[DeviceKey]:
+    """The unrevoked devices that may declare an epoch."""
+    machine = party.runtime.processor.membership.machine
+    needed = {ADMINS: Role.ADMIN, ELECT: Role.EDITOR}.get(policy.declarers)
+    found = []
+    for member in machine.members:
+        if member.role is None:
+            continue
+        for device in member.devices:
+            named = policy.names(member.identity, device.device)
+            if not device.revoked and (named if needed is None else member.role >= needed):
+                found.append(device.device)
+    return found

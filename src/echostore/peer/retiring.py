@@ -1,0 +1,224 @@
+"""Feeds that went silent: retiring them by policy, and what their devices do when they come back.
+
+    admin     a data feed whose device wrote nothing for the policy's `epoch.silence_s` is retired where it ends, so
+              that it no longer holds up what epochs may discard
+    device    finds its feed retired: it opens a new one and writes again what the old one has beyond its end
+
+Ages are by the writers' clocks and the admin's own: retiring is an admin's act, not part of a fold. Texts and lists are
+not written again; what stays behind is listed by `party.rejected()` with the reason `retired`.
+"""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from echostore.kernel.errors import Refused
+from echostore.kernel.ids import FeedId, FeedKey, ItemId, feed_id
+from echostore.kernel.items.operations import CUSTOM, GENESIS, METADATA, PLACEMENT, ItemOperation
+from echostore.kernel.models.property_set import Add, Increment, PropertySet, Set
+from echostore.kernel.models.threaded_log import OwnPost, Post, PostId, Retention, ThreadedLog
+from echostore.kernel.order import CONTROL, DATA, Envelope
+from echostore.kernel.party.credentials import FeedKind, FeedRetire, Role
+from echostore.kernel.reasons import Reason
+from echostore.kernel.values import Reference, Value
+from echostore.wire.messages import decode_envelope
+
+if TYPE_CHECKING:
+    from echostore.kernel.party.admission import FeedAdmission
+    from echostore.peer.party import Party
+    from echostore.peer.runtime import PartyRuntime
+
+
+@dataclass(frozen=True, slots=True)
+class Rebased:
+    """What was written again after a feed was retired."""
+
+    messages: int
+    operations: int
+    left: int
+    """Operations that stay with the old feed."""
+
+
+# the admin
+
+
+def retire_silent(party: "Party") -> list[FeedKey]:
+    """Retire the data feeds of others that were silent for longer than the policy allows; returns them."""
+    with party.writing() as runtime:
+        machine = runtime.processor.membership.machine
+        silence_ms = 1000 * machine.epoch_policy.silence_s
+        identity = party.peer.opener.identity_in(party)
+        mine = next((member.role for member in machine.members if member.identity == identity), None)
+        if not silence_ms or mine is None or mine < Role.ADMIN or runtime.processor.parent is not None:
+            return []
+        silent = [
+            admitted
+            for admitted in runtime.processor.admission.feeds
+            if _open_writer(admitted)
+            and not _own(runtime, admitted.feed)
+            and _last_ms(runtime, admitted) < runtime.now_ms() - silence_ms
+        ]
+        for admitted in silent:
+            cursor = runtime.processor.orderer.cursors.get(feed_id(admitted.feed))
+            party.members.issue_claim(FeedRetire(admitted.feed, cursor.length if cursor is not None else 0))
+        return [admitted.feed for admitted in silent]
+
+
+def _open_writer(admitted: "FeedAdmission") -> bool:
+    last = admitted.intervals[-1] if admitted.intervals else None
+    return admitted.kind is FeedKind.DATA and last is not None and last.end is None and last.role is not Role.READER
+
+
+def _own(runtime: "PartyRuntime", feed: FeedKey) -> bool:
+    return runtime.feeds.has_feed(feed) and runtime.feeds.feed(feed).own
+
+
+def _last_ms(runtime: "PartyRuntime", admitted: "FeedAdmission") -> int:
+    """The last sign of life of a feed's device: its data, or its control feed. Without any, the party's own age."""
+    genesis = runtime.processor.membership.machine.genesis
+    last = genesis.created_ms if genesis is not None else 0
+    for other in runtime.processor.admission.feeds:
+        if other.feed == admitted.feed or (other.kind is FeedKind.CONTROL and other.device == admitted.device):
+            last = max(last, _written_ms(runtime, other.feed, CONTROL if other.kind is FeedKind.CONTROL else DATA))
+    return last
+
+
+def _written_ms(runtime: "PartyRuntime", feed: FeedKey, kind: str) -> int:
+    cursor = runtime.processor.orderer.cursors.get(feed_id(feed))
+    if cursor is None or not runtime.feeds.has_feed(feed):
+        return 0
+    held = runtime.feeds.feed(feed)
+    if not held.base < cursor.length <= held.length:
+        return 0
+    envelope = decode_envelope(runtime.feeds.block(feed, cursor.length - 1).payload, kind)
+    return int(envelope.body.time_ms) if isinstance(envelope, Envelope) else 0
+
+
+# the device that comes back
+
+
+def rebase_retired(party: "Party") -> Rebased | None:
+    """Go on with a new feed where this device's own was retired; None when it was not."""
+    with party.writing() as runtime:
+        own = runtime.data
+        record = runtime.processor.admission.by_id.get(own.feed) if own is not None else None
+        if own is None or record is None or record.end_reason is not Reason.RETIRED or runtime.processor.parent:
+            return None
+        runtime.flush()
+        end = max((interval.end or 0 for interval in record.intervals), default=0)
+        held = runtime.feeds.feed(own.cursor.key)
+        kept = [
+            (seq, runtime.processor.operations_at(own.feed, seq))
+            for seq in range(max(end, held.base), own.cursor.length)
+        ]
+        party.peer.opener.open_data_feed(party)
+        return _Rebase(runtime, own.feed).write(kept)
+
+
+class _Rebase:
+    """Writes operations of an old feed again, with the ids that things have on the new one."""
+
+    def __init__(self, runtime: "PartyRuntime", old: FeedId) -> None:
+        self._runtime, self._old = runtime, old
+        self._items: dict[ItemId, ItemId] = {}
+        self._posts: dict[tuple[int, int], OwnPost] = {}
+        self._done = self._left = self._messages = 0
+
+    def write(self, kept: list[tuple[int, list[ItemOperation]]]) -> Rebased:
+        for seq, operations in kept:
+            written = self._done
+            with self._runtime.batch():
+                for position, operation in enumerate(operations):
+                    self._again(operation, seq, position)
+            self._messages += self._done > written
+        self._runtime.flush()
+        return Rebased(self._messages, self._done, self._left)
+
+    def _again(self, operation: ItemOperation, seq: int, position: int) -> None:
+        item = self._items.get(operation.item, operation.item)
+        made = self._made(operation, item)
+        if made is None:
+            self._left += 1
+            return
+        own = self._runtime.data
+        assert own is not None
+        place = OwnPost(own.cursor.length, self._runtime.next_position)
+        try:
+            self._runtime.operate([made])
+        except Refused:
+            self._left += 1  # on ground that an epoch discarded, or that this member may not write any more
+            return
+        self._done += 1
+        if isinstance(operation.body, Post):
+            self._posts[seq, position] = place
+
+    def _made(self, operation: ItemOperation, item: ItemId) -> ItemOperation | None:
+        """The same operation on the new feed; None where there is none."""
+        field, body = operation.field, operation.body
+        if field == GENESIS:
+            if body.inception_key:
+                return None  # its proof names the old item
+            new = self._runtime.next_item()
+            self._items[operation.item] = new
+            assert self._runtime.data is not None
+            return ItemOperation(
+                new,
+                GENESIS,
+                replace(
+                    body,
+                    item=new,
+                    parent=self._item(body.parent),
+                    source=self._item(body.source),
+                    target=self._item(body.target) if body.target_party is None else body.target,
+                    depth=self._runtime.data.next_depth,
+                ),
+            )
+        if self._runtime.state.record(item) is None:
+            return None
+        if field in (PropertySet.name, METADATA):
+            changes = self._changes(item, field, body)
+            return ItemOperation(item, field, changes) if changes else None
+        if field == PLACEMENT:
+            return ItemOperation(item, field, (body[0], self._item(body[1])))
+        if field == ThreadedLog.name:
+            return self._log(item, body)
+        return ItemOperation(item, field, body) if field == CUSTOM else None
+
+    def _changes(self, item: ItemId, field: str, body: Any) -> tuple[Any, ...] | None:
+        record = self._runtime.state.record(item)
+        assert record is not None
+        model = record.metadata if field == METADATA else record.model
+        found: list[Any] = []
+        for change in body:
+            if isinstance(change, Set):
+                found.append(Set(change.path, self._value(change.value)))
+            elif isinstance(change, Increment):
+                found.append(replace(change, base=model.standing_write(change.path)))
+            elif isinstance(change, Add):
+                found.append(change)
+            else:
+                return None  # what was observed or undone belongs to the old feed
+        return tuple(found)
+
+    def _log(self, item: ItemId, body: Any) -> ItemOperation | None:
+        if isinstance(body, Retention):
+            return ItemOperation(item, ThreadedLog.name, body)
+        if not isinstance(body, Post):
+            return None
+        answered = body.reply_to
+        if isinstance(answered, OwnPost):
+            answered = self._posts.get((answered.seq, answered.position)) or PostId(
+                self._old, answered.seq, answered.position
+            )
+        return ItemOperation(item, ThreadedLog.name, replace(body, reply_to=answered))
+
+    def _item(self, item: ItemId | None) -> ItemId | None:
+        return None if item is None else self._items.get(item, item)
+
+    def _value(self, value: Value) -> Value:
+        if isinstance(value, Reference) and value.party is None:
+            return Reference(self._items.get(value.item, value.item), None)
+        if isinstance(value, list):
+            return [self._value(inner) for inner in value]
+        if isinstance(value, dict):
+            return {key: self._value(inner) for key, inner in value.items()}
+        return value

@@ -1,0 +1,412 @@
+"""One peer of a simulated party that makes epochs (`echostore.testing.epoch_world`): its feeds, its state, its conduct."""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from echostore.kernel.ids import Cid, DeviceKey, FeedKey, IdentityKey, Link, PartyKey, feed_id
+from echostore.kernel.party.credentials import (
+    Assertion,
+    Claim,
+    ControlMessage,
+    EpochAttest,
+    EpochDispute,
+    EpochGenesis,
+    TimeframeEntry,
+    VerifiedCredential,
+)
+from echostore.kernel.party.epoch_chain import Epoch, enough_to_join, follows, truncatable
+from echostore.kernel.party.epoch_policy import election, turn
+from echostore.kernel.party.machine import PartyMachine
+
+if TYPE_CHECKING:
+    from echostore.testing.epoch_world import EpochWorld
+
+HONEST, LIAR, DISPUTER = "honest", "liar", "disputer"
+
+
+def seeded_key(*parts: object) -> bytes:
+    return hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+
+
+PARTY = PartyKey(seeded_key("party"))
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One data block."""
+
+    feed: FeedKey
+    seq: int
+    hash: bytes
+    deps: tuple[tuple[FeedKey, int], ...]
+
+
+@dataclass(slots=True)
+class Log:
+    """A data feed as one peer holds it: from `start` on; below it an epoch stands for the rest."""
+
+    start: int = 0
+    link: bytes = bytes(32)
+    entries: list[Entry] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        return self.start + len(self.entries)
+
+    def link_at(self, seq: int) -> bytes | None:
+        if seq == self.start - 1:
+            return self.link
+        return self.entries[seq - self.start].hash if self.start <= seq < self.length else None
+
+
+class EpochNode:
+    """One peer. What survives a crash is in `control`, `logs`, `base` and `blobs`."""
+
+    def __init__(self, world: "EpochWorld", name: str, conduct: str = HONEST) -> None:
+        self.world, self.name, self.conduct = world, name, conduct
+        self.identity, self.device = IdentityKey(seeded_key("identity", name)), DeviceKey(seeded_key("device", name))
+        self.control_feed, self.data_feed = FeedKey(seeded_key("control", name)), FeedKey(seeded_key("data", name))
+        self.control: dict[FeedKey, list[ControlMessage]] = {}
+        self.logs: dict[FeedKey, Log] = {self.data_feed: Log()}
+        self.base: tuple[int, frozenset[bytes]] = (0, frozenset())
+        self.blobs: dict[Cid, frozenset[bytes]] = {}
+        self.up = True
+        self.unflushed = 0
+        self.joining = False
+        self._start()
+
+    def _start(self) -> None:
+        """Memory as it is after a start: everything is processed again from what is held."""
+        self.machine = PartyMachine(PARTY)
+        self.clock: dict[FeedKey, int] = {}
+        self.done: dict[FeedKey, int] = {feed: log.start for feed, log in self.logs.items()}
+        self.counted = dict(self.done)
+        self.position = 0
+        self.due_s: float | None = None
+        self.due_for: bytes | None = None
+        self.told: tuple[Any, ...] = ()
+
+    # control
+
+    def say(self, *assertions: Assertion, device: DeviceKey | None = None) -> None:
+        """Write a control message; it is durable, and everything processed is in its past."""
+        own = self.control.setdefault(self.control_feed, [])
+        clock = {feed_id(feed): last for feed, last in self.clock.items()}
+        depth = 1 + max((self.control[feed][last].depth for feed, last in self.clock.items()), default=0)
+        credentials = []
+        for position, said in enumerate(assertions):
+            claim = Claim(PARTY, self.identity, device or self.device, said)
+            credentials.append(VerifiedCredential(claim, seeded_key(self.name, len(own), position, self.world.seed)))
+        self._append(
+            ControlMessage(feed_id(self.control_feed), self.control_feed, len(own), depth, clock, tuple(credentials))
+        )
+
+    def _append(self, message: ControlMessage) -> None:
+        self.control.setdefault(message.feed_key, []).append(message)
+        self.process()
+
+    def process(self) -> None:
+        """Deliver what can be delivered: control first, then data of admitted feeds."""
+        moved = True
+        while moved:
+            moved = False
+            for feed, messages in self.control.items():
+                at = self.clock.get(feed, -1) + 1
+                while at < len(messages) and self._seen(messages[at].clock):
+                    self.machine.receive(messages[at])
+                    self.clock[feed], at, moved = at, at + 1, True
+        self._deliver()
+
+    def _seen(self, clock: Any) -> bool:
+        known = {feed_id(feed): last for feed, last in self.clock.items()}
+        return all(known.get(feed, -1) >= last for feed, last in clock.items())
+
+    def _deliver(self) -> None:
+        admitted = self.machine.admission().by_id
+        moved = True
+        while moved:
+            moved = False
+            for feed, log in self.logs.items():
+                if feed_id(feed) not in admitted:
+                    continue
+                at = self.done.setdefault(feed, log.start)
+                while at < log.length and self._met(log.entries[at - log.start]):
+                    at, moved = at + 1, True
+                    self.done[feed] = at
+                    self._tell_counted(feed)
+        for feed in self.done:
+            self._tell_counted(feed)
+
+    def _met(self, entry: Entry) -> bool:
+        return all(self.done.get(feed, 0) > seq for feed, seq in entry.deps)
+
+    def _tell_counted(self, feed: FeedKey) -> None:
+        """Write down what entered the state of a feed, or left it, since the last time."""
+        log, told, counted = self.logs[feed], self.counted.get(feed, 0), self._counted(feed)
+        told = max(told, log.start)
+        for entry in log.entries[told - log.start : max(0, counted - log.start)]:
+            self.tell("deliver", feed=feed.hex(), seq=entry.seq, hash=entry.hash.hex(), position=self.position)
+            self.position += 1
+        if counted < told:
+            self.tell("exclude", hash=self._hash(feed, counted), reason="cut")
+        self.counted[feed] = counted
+
+    def _counted(self, feed: FeedKey) -> int:
+        """How much of a feed is processed and counts."""
+        record = self.machine.admission().by_id.get(feed_id(feed))
+        if record is None or not record.intervals:
+            return 0
+        end = record.intervals[-1].end
+        return self.done[feed] if end is None else min(self.done[feed], end)
+
+    # data
+
+    def write(self) -> None:
+        self.unflushed += 1
+
+    def flush(self) -> None:
+        log = self.logs[self.data_feed]
+        for _ in range(self.unflushed):
+            seq = log.length
+            deps = tuple(
+                sorted((feed, length - 1) for feed, length in self.done.items() if length and feed != self.data_feed)
+            )
+            entry = Entry(self.data_feed, seq, seeded_key("entry", self.name, seq, log.link_at(seq - 1), deps), deps)
+            log.entries.append(entry)
+            named = [[feed.hex(), last, self._hash(feed, last)] for feed, last in deps]
+            self.tell("append", feed=self.data_feed.hex(), seq=seq, hash=entry.hash.hex(), deps=named, durable=True)
+        self.unflushed = 0
+        self.process()
+
+    def _hash(self, feed: FeedKey, seq: int) -> str:
+        link = self.logs[feed].link_at(seq)
+        return link.hex() if link is not None else self.world.hashes[feed, seq].hex()
+
+    def timeframe(self) -> dict[FeedKey, int]:
+        """Of each feed how much is processed and counts."""
+        return {feed: counted for feed in self.done if (counted := self._counted(feed))}
+
+    def state_at(self, timeframe: dict[FeedKey, int]) -> frozenset[bytes] | None:
+        """The entries of a state; None when they are not here."""
+        found = set(self.base[1])
+        for feed, length in timeframe.items():
+            log = self.logs.get(feed)
+            if log is None or log.length < length:
+                return None
+            if log.start > length:
+                return None
+            found.update(entry.hash for entry in log.entries[: length - log.start])
+        return frozenset(found)
+
+    # epochs
+
+    def tick(self) -> None:
+        if not self.up:
+            return
+        self.review()
+        self.declare_if_due()
+        self.compact()
+        self.report()
+
+    def review(self) -> None:
+        for _ in range(64):
+            if self.identity not in self.machine.electorate:
+                return
+            tally = self.machine.epoch_tally()
+            todo = [
+                epoch
+                for epoch in tally.view(self.identity)
+                if epoch.number > self.base[0]
+                and not tally.disputed(epoch.hash, self.identity)
+                and tally.voted(epoch.number, self.identity) is None
+                and tally.objection(epoch.hash, self.identity, self.machine.electorate) is None
+            ]
+            if not todo or not self._judge(todo[0]):
+                return
+
+    def _judge(self, epoch: Epoch) -> bool:
+        genesis = epoch.genesis
+        if self.conduct == LIAR:
+            return False
+        if self.conduct == DISPUTER:
+            self.world.told_dispute(self, epoch)
+            self.say(EpochDispute(epoch.number, epoch.hash, b"", "because"))
+            return True
+        wanted = {entry.feed: entry.seq + 1 for entry in genesis.timeframe}
+        if any(self.done.get(feed, 0) < length for feed, length in wanted.items()):
+            return False
+        mine = self.state_at(wanted)
+        if mine is None:
+            return False
+        true_admission = self.world.admission_digest(self, genesis)
+        cid = snapshot_cid(mine)
+        if cid == genesis.snapshot and genesis.admission_digest == true_admission and self._links_fit(genesis):
+            self.blobs[cid] = mine
+            self.tell(
+                "attest",
+                number=epoch.number,
+                genesis=epoch.hash.hex(),
+                snapshot=cid.hex(),
+                identity=self.identity.hex(),
+            )
+            self.say(EpochAttest(epoch.number, epoch.hash, cid))
+        else:
+            self.world.told_dispute(self, epoch)
+            self.say(EpochDispute(epoch.number, epoch.hash, cid, "another state"))
+        return True
+
+    def _links_fit(self, genesis: EpochGenesis) -> bool:
+        links = ((self.logs[entry.feed].link_at(entry.seq), entry) for entry in genesis.timeframe)
+        return all(link in (None, entry.link) for link, entry in links)
+
+    def declare_if_due(self) -> None:
+        if self.identity not in self.machine.electorate:
+            return
+        policy = self.machine.epoch_policy
+        tally = self.machine.epoch_tally()
+        chain = tally.view(self.identity)
+        before = chain[-1] if chain else None
+        now = self.timeframe()
+        inside = {entry.feed: entry.seq + 1 for entry in before.genesis.timeframe} if before else {}
+        messages = sum(max(0, length - inside.get(feed, 0)) for feed, length in now.items())
+        name = before.hash if before else b""
+        if self.due_for != name:
+            self.due_s, self.due_for = None, name
+        lies = self.conduct == LIAR and messages > 0 and self.world.chance.random() < 0.05
+        if not lies and not policy.due(messages=messages, size=0, age_s=0):
+            return
+        if self.due_s is None:
+            self.due_s = self.world.now
+        number = before.number + 1 if before else 1
+        order = election(PARTY, number, [node.device for node in self.world.members()])
+        waited = self.world.now - self.due_s
+        if not lies and not turn(order, self.device, waited_s=waited, grace_s=policy.grace_s):
+            return
+        if before and not before.final and tally.voted(before.number, self.identity) is None:
+            return
+        self.declare(chain, now)
+
+    def declare(self, chain: list[Epoch], timeframe: dict[FeedKey, int]) -> None:
+        before = chain[-1] if chain else None
+        state = self.state_at(timeframe)
+        if state is None:
+            return
+        if self.conduct == LIAR:
+            made_up = {seeded_key("made up", self.world.chance.random())}
+            state = state | made_up if self.world.chance.random() < 0.5 or not state else state - {min(state)}
+        control = dict(self.clock)
+        genesis = EpochGenesis(
+            number=before.number + 1 if before else 1,
+            previous=before.hash if before else b"",
+            snapshot=snapshot_cid(state),
+            timeframe=tuple(
+                TimeframeEntry(feed, length - 1, Link(self._link(feed, length - 1)))
+                for feed, length in sorted(timeframe.items())
+            ),
+            control_timeframe=tuple(
+                TimeframeEntry(feed, last, Link(bytes(32))) for feed, last in sorted(control.items())
+            ),
+            admission_digest=self.machine.admission().digest,
+            created_ms=int(self.world.now * 1000),
+        )
+        fear = self.machine.epoch_tally().fear(genesis, chain, self.identity, self.machine.electorate)
+        if self.conduct != LIAR and (fear is not None or not follows(genesis, before, self.machine.ended_feeds)):
+            return
+        self.blobs[genesis.snapshot] = state
+        electorate = sorted(identity.hex() for identity in self.machine.electorate)
+        own = len(self.control.get(self.control_feed, ()))
+        self.tell(
+            "declare",
+            number=genesis.number,
+            genesis=seeded_key(self.name, own, 0, self.world.seed).hex(),
+            previous=genesis.previous.hex(),
+            timeframe={entry.feed.hex(): [entry.seq, entry.link.hex()] for entry in genesis.timeframe},
+            snapshot=genesis.snapshot.hex(),
+            electorate=electorate,
+            identity=self.identity.hex(),
+        )
+        self.say(genesis)
+        self.due_s = None
+
+    def _link(self, feed: FeedKey, seq: int) -> bytes:
+        return bytes.fromhex(self._hash(feed, seq))
+
+    def compact(self) -> None:
+        """Delete what lies below an epoch that the policy's quorum attested, now and then."""
+        if self.conduct != HONEST or self.world.chance.random() > 0.1:
+            return
+        tally = self.machine.epoch_tally()
+        epoch = truncatable(tally.chain, self.machine.epoch_policy)
+        if epoch is not None and epoch.number > self.base[0] and epoch.genesis.snapshot in self.blobs:
+            self.stand_on(epoch)
+
+    def stand_on(self, epoch: Epoch) -> None:
+        """From now on an epoch stands for what lies below it."""
+        self.base = (epoch.number, self.blobs[epoch.genesis.snapshot])
+        for entry in epoch.genesis.timeframe:
+            log = self.logs.setdefault(entry.feed, Log())
+            if log.start <= entry.seq:
+                log.entries = log.entries[entry.seq + 1 - log.start :]
+                log.start, log.link = entry.seq + 1, entry.link
+                self.done[entry.feed] = max(self.done.get(entry.feed, 0), log.start)
+                self.counted[entry.feed] = max(self.counted.get(entry.feed, 0), log.start)
+
+    def bootstrap(self, others: Iterable["EpochNode"]) -> bool:
+        """Start from the newest epoch that the policy lets a newcomer believe; False when there is none."""
+        tally = self.machine.epoch_tally()
+        devices = sum(1 for device in self.machine.devices if not device.revoked)
+        for epoch in reversed(tally.chain):
+            if not epoch.final or not enough_to_join(epoch, self.machine.epoch_policy, devices):
+                continue
+            if epoch.number <= self.base[0]:
+                return False
+            holder = next((other for other in others if epoch.genesis.snapshot in other.blobs), None)
+            if holder is None:
+                continue
+            self.blobs[epoch.genesis.snapshot] = holder.blobs[epoch.genesis.snapshot]
+            self.stand_on(epoch)
+            self.world.told_final(epoch)
+            counted = {feed: length for feed, length in self.counted.items() if length}
+            timeframe = {feed.hex(): [length - 1, self._hash(feed, length - 1)] for feed, length in counted.items()}
+            self.tell("crash")
+            self.tell("boot", held=self._held(), timeframe=timeframe, position=self.position, base=epoch.number)
+            self.process()
+            return True
+        return False
+
+    def report(self) -> None:
+        """Write down the chain, when it is another than before."""
+        chain = self.machine.epoch_tally().chain
+        told = tuple((epoch.hash, epoch.final) for epoch in chain)
+        if told != self.told:
+            self.told = told
+            self.tell("chain", epochs=[[epoch.hash.hex(), epoch.final] for epoch in chain])
+            for epoch in chain:
+                if epoch.final:
+                    self.world.told_final(epoch)
+
+    # faults
+
+    def crash(self) -> None:
+        self.up, self.unflushed = False, 0
+        self.tell("crash")
+
+    def restart(self) -> None:
+        self.up = True
+        self._start()
+        below = {feed.hex(): [log.start - 1, log.link.hex()] for feed, log in self.logs.items() if log.start}
+        self.tell("boot", held=self._held(), timeframe=below, position=0, base=self.base[0] or "")
+        self.process()
+
+    def _held(self) -> dict[str, list[Any]]:
+        log = self.logs[self.data_feed]
+        return {self.data_feed.hex(): [log.length, self._hash(self.data_feed, log.length - 1)]} if log.length else {}
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        self.world.record({"kind": kind, "peer": self.name, **fields})
+
+
+def snapshot_cid(state: frozenset[bytes]) -> Cid:
+    return Cid(hashlib.sha256("\n".join(sorted(each.hex() for each in state)).encode()).digest())

@@ -1,0 +1,269 @@
+"""What epochs leave out: deleted items and old posts, the same on every peer, and only what everybody has seen."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from echostore.kernel.errors import Compacted, NotFound, UsageError
+from echostore.kernel.ids import FeedId, Stamp
+from echostore.kernel.models.base import Horizon
+from echostore.kernel.models.threaded_log import Post, Retention, Retract, ThreadedLog, post_id
+from echostore.peer.epochs import Epochs
+from echostore.peer.party import Party
+from echostore.peer.retiring import rebase_retired, retire_silent
+from network_peers import cid, until
+from peer_builder import Circle, reasons
+from test_stale_messages import agreed_epoch, started
+from two_peers import open_quiet, sync
+
+FEED = FeedId(b"feed-one")
+OTHER = FeedId(b"feed-two")
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ECHOSTORE_STATE", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def circle(tmp_path: Path) -> Iterator[Circle]:
+    with Circle(tmp_path, "ann", "bob", "cat") as made:
+        yield made
+
+
+def log(*posts: tuple[int, int], retention: Retention | None = None) -> ThreadedLog:
+    """A log with posts at (seq, time)."""
+    made = ThreadedLog(b"i" * 16)  # type: ignore[arg-type]  # an ItemId
+    for seq, time_ms in posts:
+        made.apply(Post(f"p{seq}"), Stamp(seq + 1, FEED, seq, 0), time_ms)
+    if retention is not None:
+        made.apply(retention, Stamp(1, OTHER, 0, 0), 0)
+    return made
+
+
+def left(made: ThreadedLog) -> list[int]:
+    return [entry.stamp.seq for entry in made.entries()]
+
+
+SEEN = {FEED: 100, OTHER: 100}
+
+
+def test_a_log_loses_posts_by_age_and_by_count() -> None:
+    posts = [(seq, 10 * seq) for seq in range(6)]
+    assert not log(*posts).discard(Horizon(1000, SEEN)), "without a retention nothing goes"
+    aged = log(*posts, retention=Retention(age_ms_max=20))
+    assert aged.discard(Horizon(50, SEEN))
+    assert left(aged) == [3, 4, 5], "older than 20 before 50"
+    counted = log(*posts, retention=Retention(count_max=2))
+    assert counted.discard(Horizon(1000, SEEN))
+    assert left(counted) == [4, 5]
+    recent = log(*posts, retention=Retention(count_max=2))
+    assert recent.discard(Horizon(20, SEEN))
+    assert left(recent) == [2, 3, 4, 5], "what is not before the time stays, however many there are"
+
+
+def test_a_log_keeps_what_is_not_stable() -> None:
+    posts = [(seq, 10 * seq) for seq in range(4)]
+    made = log(*posts, retention=Retention(age_ms_max=1))
+    assert not made.discard(Horizon(1000, {FEED: 100})), "the retention itself is not stable"
+    assert made.discard(Horizon(1000, {FEED: 1, OTHER: 0}))
+    assert left(made) == [2, 3]
+    touched = log(*posts, retention=Retention(age_ms_max=1))
+    touched.apply(Retract(post_id(Stamp(1, FEED, 0, 0))), Stamp(9, FEED, 8, 0), 0)
+    assert touched.discard(Horizon(1000, {FEED: 5, OTHER: 0}))
+    assert left(touched) == [0], "its retraction is not stable"
+
+
+def seen_by_all(circle: Circle) -> None:
+    """Everybody writes after having seen everything: so all of that is stable."""
+    circle.meet_all()
+    for name in circle.names:
+        circle.party(name).system_item["seen by " + name] = circle.party(name).runtime.now_ms()
+    circle.meet_all()
+
+
+def later(party: Party) -> int:
+    """A time after everything that was written so far."""
+    written = party.runtime.now_ms()
+    return until(lambda: now if (now := party.runtime.now_ms()) > written else 0)
+
+
+def discarded(circle: Circle, *names: str) -> int:
+    """An epoch that leaves out all that may go, on which these stand."""
+    parties = [circle.party(name) for name in names]
+    number = Epochs(parties[0]).create(discard_before_ms=later(parties[0])).number
+    for _ in range(2):
+        sync(*parties)
+        for party in parties[1:]:
+            assert all(judged.verdict != "disputed" for judged in Epochs(party).review())
+    sync(*parties)
+    for party in parties:
+        base = party.runtime.processor.base
+        assert base is not None
+        assert base.name.number == number
+    return number
+
+
+def stories(party: Party) -> tuple[Any, Any, Any, Any]:
+    gone, kept = party.create("property-set", type="a", n=1), party.create("property-set", type="b", n=2)
+    child = party.create("text", parent=gone)
+    child.insert(0, "below")
+    posts = party.create("threaded-log")
+    posts.post("old")
+    posts.set_retention(count_max=1)
+    posts.post("new")
+    gone.delete()
+    party.flush()
+    return gone, kept, child, posts
+
+
+def test_deleted_items_and_old_posts_go_on_every_peer(circle: Circle) -> None:
+    gone, kept, child, posts = stories(circle.party("ann"))
+    seen_by_all(circle)
+    before = cid(circle.party("ann"))
+    discarded(circle, *circle.names)
+    for name in circle.names:
+        party = circle.party(name)
+        assert not party.has(gone.id)
+        assert not party.has(child.id), "what hangs below goes with it"
+        assert party.get(kept.id)["n"] == 2
+        assert [post["body"] for post in party.get(posts.id).value()] == ["new"]
+    assert circle.agree() != before
+    circle.agree_after_loss()
+
+
+def test_a_newcomer_has_the_same_state_as_who_discarded(circle: Circle) -> None:
+    stories(circle.party("ann"))
+    seen_by_all(circle)
+    discarded(circle, *circle.names)
+    ann = circle.party("ann")
+    with open_quiet(circle.folder / "dan") as dan:
+        theirs = dan.enter(ann.members.admit(dan.request_join(circle.key)))
+        started(ann, theirs)
+        theirs.create("property-set", type="tail")
+        sync(ann, theirs, circle.party("bob"), circle.party("cat"))
+        assert cid(theirs) == cid(ann)
+        assert circle.agree() == cid(theirs)
+
+
+def test_nothing_goes_that_somebody_has_not_seen(circle: Circle) -> None:
+    gone, _, _, posts = stories(circle.party("ann"))
+    circle.meet_all()
+    for name in ("ann", "bob"):
+        circle.party(name).system_item[name] = 1
+    circle.meet_all()  # cat has all of it and has not written since: its next message might be older than the deletion
+    discarded(circle, *circle.names)
+    assert circle.party("bob").has(gone.id)
+    assert len(circle.party("bob").get(posts.id).value()) == 2
+    circle.party("cat").system_item["cat"] = 1
+    circle.meet_all()
+    discarded(circle, *circle.names)
+    assert not circle.party("bob").has(gone.id)
+    circle.agree()
+
+
+def test_a_write_on_discarded_ground_is_quarantined_with_that_reason(circle: Circle) -> None:
+    gone, _, _, _ = stories(circle.party("ann"))
+    seen_by_all(circle)
+    circle.party("cat").get(gone.id).restore()
+    discarded(circle, "ann", "bob")
+    circle.meet_all()
+    for name in ("ann", "bob"):
+        assert reasons(circle.party(name)) == ["discarded"]
+        assert not circle.party(name).has(gone.id)
+
+
+def test_the_past_before_a_discard_follows_the_earlier_snapshot(circle: Circle) -> None:
+    ann = circle.party("ann")
+    gone, _, _, _ = stories(ann)
+    seen_by_all(circle)
+    agreed_epoch(circle, *circle.names)
+    ann.create("property-set")
+    seen_by_all(circle)
+    discarded(circle, *circle.names)
+    assert not ann.has(gone.id)
+    assert ann.as_of(1).has(gone.id)
+    assert not ann.as_of(2).has(gone.id)
+    with open_quiet(circle.folder / "dan") as dan:
+        theirs = dan.enter(ann.members.admit(dan.request_join(circle.key)))
+        started(ann, theirs)
+        with pytest.raises(Compacted):
+            theirs.as_of(1)
+        assert not theirs.as_of(2).has(gone.id)
+
+
+def test_an_epoch_never_discards_the_future(circle: Circle) -> None:
+    ann = circle.party("ann")
+    with pytest.raises(UsageError):
+        Epochs(ann).create(discard_before_ms=later(ann) + 60_000)
+    with pytest.raises(NotFound):
+        Epochs(ann).get(1)
+
+
+# silent feeds
+
+
+def test_a_silent_feed_is_retired_and_no_longer_holds_things_up(tmp_path: Path) -> None:
+    clock = Clock()
+    with Circle(tmp_path, "ann", "bob", "cat", now_ms=clock) as circle:
+        ann = circle.party("ann")
+        gone = ann.create("property-set", n=1)
+        kept = ann.create("property-set", n=2)
+        circle.meet_all()
+        cat = circle.party("cat")
+        clock.hours(30)
+        gone.delete()
+        ann.members.set_policy({"epoch.silence_s": b"86400"})
+        for name in ("ann", "bob"):
+            circle.party(name).system_item[name] = 1
+            sync(ann, circle.party("bob"))
+        ann.system_item["again"] = 1
+        sync(ann, circle.party("bob"))
+        circle.party("bob").system_item["again"] = 2
+        sync(ann, circle.party("bob"))
+        clock.hours(1)
+        discarded(circle, "ann", "bob")
+        assert not ann.has(gone.id)
+        # Cat wrote meanwhile, and comes back.
+        cat.get(kept.id)["from_cat"] = 5
+        note = cat.create("property-set", type="note", about=cat.reference_to(cat.get(kept.id)))
+        cat.create("property-set", type="below", parent=note)
+        cat.get(gone.id)["lost"] = True
+        circle.meet_all()
+        assert set(reasons(ann)) == {"retired"}
+        Epochs(cat).review()
+        assert not cat.has(gone.id)
+        rebased = rebase_retired(cat)
+        assert rebased is not None
+        assert (rebased.operations, rebased.left) == (4, 1), "the write on discarded ground stays behind"
+        assert rebase_retired(cat) is None
+        circle.meet_all()
+        assert ann.get(kept.id)["from_cat"] == 5
+        (below,) = ann.query(type="below").all()
+        assert below.parent.type == "note"
+        assert below.parent["about"].item == kept.id
+        assert len({cid(circle.party(name)) for name in circle.names}) == 1
+        assert circle.restart("cat").create("property-set", type="more") is not None
+        circle.meet_all()
+        assert ann.query(type="more").count() == 1
+
+
+def test_nobody_but_an_admin_retires_and_only_by_policy(circle: Circle) -> None:
+    assert retire_silent(circle.party("ann")) == []
+    circle.party("ann").members.set_policy({"epoch.silence_s": b"1"})
+    circle.meet_all()
+    assert retire_silent(circle.party("bob")) == []
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_700_000_000_000
+
+    def __call__(self) -> int:
+        self.now += 1
+        return self.now
+
+    def hours(self, count: int) -> None:
+        self.now += count * 3_600_000

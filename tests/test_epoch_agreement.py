@@ -1,0 +1,594 @@
+"""Agreeing on epochs, with real peers: recompute, attest, dispute, abstain; who declares and when; what stays."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import echostore
+from echostore.kernel.ids import Cid, item_text
+from echostore.kernel.party.credentials import EpochGenesis
+from echostore.kernel.snapshot import ModelVersion
+from echostore.peer.base_epoch import BaseEpoch, BaseName
+from echostore.peer.epoch_agreement import Judged, Verdict
+from echostore.peer.epoch_fold import fold_to
+from echostore.peer.epochs import Epochs, EpochView
+from echostore.peer.party import Party
+from echostore.peer.peer import Peer
+from echostore.testing.inmemory import link
+from echostore.wire.cids import cid_text
+from echostore.wire.generated import snapshot_pb2
+from echostore.wire.snapshot import encode_item, read_state_root, state_root_bytes
+from echostore.wire.tree import TreeReader, build
+
+NOW_MS = 1_000_000
+
+
+class Circle:
+    """Peers of one party, all connected; the first founded it. Time stands still unless it is moved."""
+
+    def __init__(self, folder: Path, names: str = "abc", role: str = "admin") -> None:
+        self.now_ms = NOW_MS
+        self.peers: dict[str, Peer] = {}
+        for name in names:
+            self.peers[name] = echostore.open(folder / name, name=name, background=False, now_ms=lambda: self.now_ms)
+        founder = self.peers[names[0]].create_party("Trip")
+        self.key = founder.key
+        for name in names[1:]:
+            peer = self.peers[name]
+            peer.enter(founder.members.admit(peer.request_join(founder.key), role=role))
+        founder.flush()
+        pairs = [(one, other) for at, one in enumerate(names) for other in names[at + 1 :]]
+        self.links = {pair: link(self.peers[pair[0]], self.peers[pair[1]], self.key) for pair in pairs}
+        self.meet()
+
+    def party(self, name: str) -> Party:
+        return self.peers[name].party(self.key)
+
+    def epochs(self, name: str) -> Epochs:
+        return Epochs(self.party(name))
+
+    def meet(self) -> None:
+        for peer in self.peers.values():
+            peer.flush()
+        for _ in range(3):
+            for joined in self.links.values():
+                joined.pump()
+
+    def apart(self, name: str) -> None:
+        for pair, joined in self.links.items():
+            if name in pair:
+                joined.cut()
+
+    def together(self) -> None:
+        for joined in self.links.values():
+            joined.heal()
+        self.meet()
+
+    def review(self) -> dict[str, list[Judged]]:
+        """Everybody judges once, and hears of what the others found."""
+        found = {}
+        for name in self.peers:
+            found[name] = self.epochs(name).review()
+            self.meet()
+        return found
+
+    def tick(self) -> list[tuple[str, int]]:
+        """Everybody looks after its epochs once; who declared which number."""
+        declared = []
+        for name, peer in self.peers.items():
+            declared += [(name, kept.declared.number) for kept in peer.epoch_keeper.tick() if kept.declared]
+            self.meet()
+        return declared
+
+    def cids(self) -> set[str]:
+        return {self.party(name).snapshot().cid for name in self.peers}
+
+    def chains(self) -> list[list[str]]:
+        return [[epoch.hash for epoch in self.epochs(name).all()] for name in self.peers]
+
+    def close(self) -> None:
+        for peer in self.peers.values():
+            peer.close()
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ECHOSTORE_STATE", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def circle(tmp_path: Path) -> Iterator[Circle]:
+    made = Circle(tmp_path)
+    yield made
+    made.close()
+
+
+def verdicts(found: dict[str, list[Judged]]) -> dict[str, list[Verdict]]:
+    return {name: [judged.verdict for judged in each] for name, each in found.items()}
+
+
+# attesting
+
+
+def test_every_peer_recomputes_stores_and_attests_and_the_epoch_becomes_final(circle: Circle, tmp_path: Path) -> None:
+    for number in range(30):
+        circle.party("a").create("property-set", type="task", n=number)
+    circle.meet()
+    made = circle.epochs("a").create()
+    circle.meet()
+    assert verdicts(circle.review()) == {"a": [], "b": [Verdict.ATTESTED], "c": [Verdict.ATTESTED]}
+    for name, peer in circle.peers.items():
+        (view,) = circle.epochs(name).all()
+        assert (view.final, view.attested_by, view.electorate) == (True, 3, 3)
+        genesis = circle.epochs(name).get(1).genesis
+        blobs = circle.party(name).runtime.blobs
+        assert blobs is not None
+        assert blobs.missing([genesis.snapshot, Cid(genesis.record), Cid(genesis.cut)]) == []
+        assert TreeReader(read_state_root(blobs.get(genesis.snapshot)).index_root, blobs.get).count == view.items
+        kept = circle.epochs(name).accepted()
+        assert kept is not None
+        assert (kept.number, cid_text(kept.snapshot)) == (1, made.cid)
+        assert peer.meta.setting("epoch", party=circle.key)["number"] == 1
+    circle.peers["b"].close()
+    with echostore.open(tmp_path / "b", background=False) as again:
+        accepted = Epochs(again.party(circle.key)).accepted()
+        assert accepted is not None
+        assert cid_text(accepted.snapshot) == made.cid
+
+
+def test_a_peer_that_is_ahead_folds_back_to_the_epoch_and_only_what_came_since_the_last_one(circle: Circle) -> None:
+    items = [circle.party("a").create("property-set", type="task", n=number) for number in range(200)]
+    text = circle.party("a").create("text")
+    text.insert(0, "hello")
+    circle.meet()
+    circle.epochs("a").create()
+    circle.meet()
+    circle.review()
+    items[3]["n"] = -1
+    text.insert(5, " world")
+    circle.meet()
+    circle.epochs("a").create()
+    circle.meet()
+    circle.party("b").get(items[4].id)["n"] = -2  # b is ahead of the epoch from now on
+    circle.party("b").flush()
+    party = circle.party("b")
+    first, second = (circle.epochs("b").get(number) for number in (1, 2))
+    blobs = party.runtime.blobs
+    assert blobs is not None
+    base = BaseEpoch(BaseName.of(first.genesis, first.hash), blobs.get, party.runtime.processor.factory)
+    feeds, factory = party.runtime.feeds, party.runtime.processor.factory
+    near = fold_to(second.genesis, party.key, feeds=feeds, factory=factory, base=base)
+    far = fold_to(second.genesis, party.key, feeds=feeds, factory=factory, base=None)
+    assert near is not None
+    assert far is not None
+    assert near.cid == far.cid == second.genesis.snapshot
+    assert near.cut == far.cut == second.genesis.cut
+    assert near.messages == 2, "what came since the last epoch, not the history"
+    assert len(near.blobs) < len(far.blobs) / 4
+    assert verdicts(circle.review())["b"] == [Verdict.ATTESTED]
+    assert circle.epochs("c").all()[1].final
+
+
+def test_who_lacks_blocks_waits_and_attests_when_they_came(circle: Circle) -> None:
+    circle.apart("c")
+    circle.party("a").create("property-set", type="task")
+    circle.meet()
+    circle.epochs("a").create()
+    port, other = circle.party("c").sync_port, circle.party("a").sync_port
+    for tip in list(other.feeds()):
+        if tip.kind == "control":
+            held = circle.party("c").runtime.feeds.length(tip.feed)
+            read = other.read(tip.feed, held, 100, 1 << 20, tip.tip.link)
+            if read is not None:
+                port.ingest(tip.feed, tip.kind, held, *read)
+    assert [(judged.verdict, judged.detail) for judged in circle.epochs("c").review()] == [
+        (Verdict.WAITS, "blocks of it are not here")
+    ]
+    assert circle.epochs("c").all()[0].here == "waits: blocks of it are not here"
+    circle.together()
+    assert verdicts(circle.review())["c"] == [Verdict.ATTESTED]
+
+
+def test_a_child_partys_epochs_are_attested_on_the_parents_control_feed(tmp_path: Path) -> None:
+    made = Circle(tmp_path, "ab")
+    child = made.peers["a"].create_child(made.party("a"), "Chess")
+    made.meet()
+    theirs = made.peers["b"].enter_child(made.party("b"), child.key)
+    joined = link(made.peers["a"], made.peers["b"], child.key)
+    board = child.create("property-set", type="board", turn="white")
+    for _ in range(3):
+        child.flush()
+        theirs.flush()
+        made.meet()
+        joined.pump()
+    Epochs(child).create()
+    made.meet()
+    theirs.get(board.id)["turn"] = "black"
+    assert [judged.verdict for judged in Epochs(theirs).review()] == [Verdict.ATTESTED]
+    made.meet()
+    assert Epochs(child).all()[0].final
+    assert made.epochs("a").all() == []
+    made.close()
+
+
+# disputing
+
+
+def declare_a_lie(party: Party, change: Callable[[dict[bytes, snapshot_pb2.ItemState]], None]) -> EpochView:
+    """A genesis whose tree is that of the real state with some items changed; everything else in it is right."""
+    epochs = Epochs(party)
+    snapshot = party.snapshot()
+    states = {bytes(item): state for item, state in snapshot.reader().items()}
+    change(states)
+    blobs: dict[Cid, bytes] = {}
+    items = [(item, encode_item(state, blobs.__setitem__)) for item, state in states.items()]
+    top = build(items, blobs.__setitem__)  # type: ignore[arg-type]  # ids
+    root = snapshot.root
+    cid, data = state_root_bytes(
+        party=root.party,
+        timeframe=root.timeframe,
+        admission_digest=root.admission_digest,
+        base_epoch=root.base_epoch,
+        models=[ModelVersion(state.model, state.version) for state in states.values()],
+        item_count=top.count,
+        membership_root=root.membership_root,
+        index_root=top.cid,
+        tree=root.tree,
+    )
+    blobs[cid] = data
+    assert party.runtime.blobs is not None
+    party.runtime.blobs.put_many(blobs)
+    return epochs._declare(read_state_root(data), cid)
+
+
+def give_blobs(giver: Party, taker: Party) -> None:
+    assert giver.runtime.blobs is not None
+    assert taker.runtime.blobs is not None
+    taker.runtime.blobs.put_many({cid: giver.runtime.blobs.get(cid) for cid, _ in giver.runtime.blobs.list()})
+
+
+@pytest.mark.parametrize("lie", ["edits", "drops", "adds"])
+def test_a_lying_epoch_is_disputed_with_the_first_differing_item_and_history_stays(circle: Circle, lie: str) -> None:
+    items = [circle.party("a").create("property-set", type="task", n=number) for number in range(40)]
+    circle.meet()
+    target = bytes(items[17].id)
+
+    def change(states: dict[bytes, snapshot_pb2.ItemState]) -> None:
+        if lie == "edits":
+            states[target].type = "tusk"
+        elif lie == "drops":
+            del states[target]
+        else:
+            made_up = snapshot_pb2.ItemState()
+            made_up.CopyFrom(states[target])
+            made_up.item = target[:8] + (1 << 40).to_bytes(8, "big")
+            states[made_up.item] = made_up
+
+    declare_a_lie(circle.party("b"), change)
+    circle.meet()
+    give_blobs(circle.party("b"), circle.party("a"))
+    found = circle.review()
+    assert verdicts(found) == {"a": [Verdict.DISPUTED], "b": [], "c": [Verdict.DISPUTED]}
+    word = {"edits": "changed", "drops": "removed", "adds": "added"}[lie]
+    detail = found["a"][0].detail
+    assert detail.startswith(f"{word} item ")
+    assert lie == "adds" or detail.endswith(item_text(items[17].id))
+    assert found["c"][0].detail == "another state; the declared one is not here to be compared"
+    for name in "ac":
+        (view,) = circle.epochs(name).all()
+        assert (view.final, view.disputed_by, view.here) == (False, 2, "disputed")
+        assert circle.epochs(name).accepted() is None
+        assert circle.party(name).runtime.processor.base is None
+    truth = circle.epochs("a").create()
+    assert truth.number == 1, "who disputes an epoch declares another in its place"
+    circle.meet()
+    circle.review()
+    assert {view.cid for name in circle.peers for view in circle.epochs(name).all()} == {truth.cid}
+    assert circle.epochs("b").all()[0].final
+
+
+def test_every_mutation_of_every_item_is_found_and_named(tmp_path: Path) -> None:
+    """FAULTS B10: each item dropped, and each of its fields changed."""
+    with echostore.open(tmp_path / "home", background=False) as peer:
+        party = peer.create_party("Trip")
+        for number in range(40):
+            party.create("property-set", type="task", name=f"item {number}", n=number)
+        snapshot = party.snapshot()
+        reader = snapshot.reader()
+        states = dict(reader.items())
+        tried = 0
+        for item, state in states.items():
+            mutated: list[snapshot_pb2.ItemState | None] = [None]
+            for field, value in state.ListFields():
+                if field.name != "item" and isinstance(value, (str, bytes, int)):
+                    other = snapshot_pb2.ItemState()
+                    other.CopyFrom(state)
+                    flipped = value[:-1] + bytes([value[-1] ^ 1]) if isinstance(value, bytes) else value * 2
+                    setattr(other, field.name, flipped)
+                    mutated.append(other)
+            for other_state in mutated:
+                blobs: dict[Cid, bytes] = {}
+                lie = {each: kept for each, kept in states.items() if each != item}
+                if other_state is not None:
+                    lie[item] = other_state
+                encoded = [(each, encode_item(kept, blobs.__setitem__)) for each, kept in lie.items()]
+                top = build(encoded, blobs.__setitem__)
+                diff = reader.diff(top.cid, lambda cid, blobs=blobs: blobs[cid])
+                assert (*diff.changed, *diff.removed) == (item,)
+                tried += 1
+        assert tried > 150
+
+
+@pytest.mark.parametrize("field", ["cut", "record", "models", "timeframe"])
+def test_a_genesis_that_lies_beside_a_true_snapshot_is_disputed(
+    circle: Circle, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    circle.party("b").create("property-set", type="task")
+    circle.party("a").create("property-set", type="task")
+    circle.meet()
+    issue = type(circle.party("b").members).issue_claim
+
+    def lie(members: object, said: object) -> None:
+        from dataclasses import replace
+
+        if isinstance(said, EpochGenesis):
+            other = {
+                "cut": said.record,
+                "record": said.cut,
+                "models": (*said.models, ("property-set", 1))[1:] if len(said.models) > 1 else (),
+                "timeframe": said.timeframe[:-1],
+            }[field]
+            said = replace(said, **{field: other})
+        issue(members, said)  # type: ignore[arg-type]  # the very members
+
+    monkeypatch.setattr(type(circle.party("b").members), "issue_claim", lie)
+    circle.epochs("b").create()
+    monkeypatch.undo()
+    circle.meet()
+    (judged,) = circle.epochs("a").review()
+    assert judged.verdict is Verdict.DISPUTED, judged
+    assert field in judged.detail or (field == "timeframe" and "another state" in judged.detail)
+
+
+# abstaining, refusing
+
+
+class Counter:
+    name, version = "counter", 1
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def apply(self, operation: int, stamp: object) -> None:
+        self.total += operation
+
+    def value(self) -> int:
+        return self.total
+
+
+def test_who_lacks_a_model_abstains_and_says_so_and_the_epoch_is_applied_with_opaque_items(circle: Circle) -> None:
+    for name in "ab":
+        circle.peers[name].models.register(Counter)
+    counter = circle.party("a").create("counter")
+    counter.apply(3)
+    task = circle.party("a").create("property-set", type="task", n=1)
+    circle.meet()
+    circle.epochs("a").create()
+    circle.meet()
+    found = circle.review()
+    assert verdicts(found) == {"a": [], "b": [Verdict.ATTESTED], "c": [Verdict.ABSTAINS]}
+    assert found["c"][0].detail == "unknown here: counter@1"
+    view = circle.epochs("c").all()[0]
+    assert (view.final, view.attested_by, view.here) == (True, 2, "abstains: unknown here: counter@1")
+    party = circle.party("c")
+    give_blobs(circle.party("a"), party)
+    epoch = circle.epochs("c").get(1)
+    assert party.runtime.blobs is not None
+    base = BaseEpoch(BaseName.of(epoch.genesis, epoch.hash), party.runtime.blobs.get, party.runtime.processor.factory)
+    records = {record.item: record for record in base.records()}
+    assert records[task.id].model.value() == {"n": 1}
+    assert records[counter.id].model.opaque
+    circle.party("a").get(task.id)["n"] = 2
+    circle.meet()
+    assert party.get(task.id)["n"] == 2
+    assert circle.party("b").get(counter.id).value() == 3
+
+
+def test_an_epoch_that_discards_the_future_is_refused_until_it_is_past(circle: Circle) -> None:
+    circle.party("a").create("property-set", type="task")
+    circle.meet()
+    circle.now_ms = NOW_MS + 5_000_000
+    circle.epochs("a").create(discard_before_ms=NOW_MS + 4_000_000)
+    circle.meet()
+    circle.now_ms = NOW_MS + 4_000_000 - 600_001
+    (judged,) = circle.epochs("b").review()
+    assert judged.verdict is Verdict.REFUSED
+    circle.now_ms += 1
+    (judged,) = circle.epochs("b").review()
+    assert judged.verdict is Verdict.ATTESTED
+
+
+def test_verify_says_what_this_peer_finds_and_writes_nothing(circle: Circle) -> None:
+    circle.party("a").create("property-set", type="task")
+    circle.meet()
+    circle.epochs("a").create()
+    circle.meet()
+    before = circle.party("b").runtime.processor.control_timeframe
+    assert circle.epochs("b").verify(1).verdict is Verdict.ATTESTED
+    assert circle.party("b").runtime.processor.control_timeframe == before
+    assert circle.epochs("a").verify(1).verdict is Verdict.ATTESTED, "the declarer finds its own again"
+
+
+# what an attested epoch keeps
+
+
+def test_a_removal_that_arrives_after_an_attested_epoch_leaves_its_blocks_in_every_state(circle: Circle) -> None:
+    task = circle.party("a").create("property-set", type="task", n=0)
+    circle.meet()
+    circle.apart("a")
+    circle.party("b").get(task.id)["n"] = "by b"
+    circle.meet()
+    circle.epochs("b").create()
+    circle.meet()
+    circle.review()
+    assert circle.epochs("c").all()[0].final
+    circle.party("b").get(task.id)["late"] = True  # after the epoch, and before b heard of anything
+    circle.party("a").members.remove(circle.peers["b"].identity)
+    circle.together()
+    for name in "ac":
+        assert circle.party(name).get(task.id)["n"] == "by b", "the epoch contained it before the removal was known"
+        assert "late" not in circle.party(name).get(task.id)
+    assert len({circle.party(name).snapshot().cid for name in "ac"}) == 1
+
+
+# who declares, and when
+
+
+def test_the_elected_device_declares_after_its_grace_time_and_the_next_one_if_it_is_silent(circle: Circle) -> None:
+    circle.party("a").members.set_policy({"epoch.declarers": b"elect", "epoch.messages": b"3", "epoch.grace_s": b"10"})
+    circle.meet()
+    for number in range(3):
+        circle.party("a").create("property-set", type="task", n=number)
+    circle.meet()
+    assert circle.tick() == [], "it is due, and the first has its grace time"
+    circle.now_ms += 9_999
+    assert circle.tick() == []
+    circle.now_ms += 1
+    ((first, number),) = circle.tick()
+    assert number == 1
+    circle.tick()
+    assert circle.epochs(first).all()[0].final
+    assert circle.tick() == [], "nothing is new"
+    for number in range(3):
+        circle.party("a").create("property-set", type="task", n=number)
+    circle.meet()
+    circle.tick()
+    from echostore.kernel.party.epoch_policy import election
+
+    devices = {peer.device: name for name, peer in circle.peers.items()}
+    order = [devices[device] for device in election(circle.key, 2, list(devices))]
+    circle.apart(order[0])
+    silent = circle.peers.pop(order[0])
+    circle.now_ms += 10_000
+    assert circle.tick() == [], "the first is silent"
+    circle.now_ms += 10_000
+    assert circle.tick() == [(order[1], 2)]
+    circle.peers[order[0]] = silent
+    circle.together()
+    circle.tick()
+    assert len({tuple(chain) for chain in circle.chains()}) == 1
+
+
+def test_a_declarer_that_vanishes_midway_is_replaced(circle: Circle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has stored its blobs and dies before the genesis is written."""
+    circle.party("a").members.set_policy({"epoch.declarers": b"elect", "epoch.messages": b"1", "epoch.grace_s": b"10"})
+    circle.party("a").create("property-set", type="task")
+    circle.meet()
+    circle.tick()
+
+    def die(members: object, said: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("echostore.peer.members.Members.issue_claim", die)
+    circle.now_ms += 10_000
+    with pytest.raises(KeyboardInterrupt):
+        circle.tick()
+    monkeypatch.undo()
+    assert circle.chains() == [[], [], []]
+    circle.now_ms += 20_000
+    assert len(circle.tick()) == 1
+    circle.tick()
+    assert [len(chain) for chain in circle.chains()] == [1, 1, 1]
+    assert circle.epochs("a").all()[0].final
+
+
+@pytest.mark.parametrize("trigger", ["messages", "bytes", "age"])
+def test_each_trigger_makes_an_epoch_due(tmp_path: Path, trigger: str) -> None:
+    made = Circle(tmp_path, "a")
+    value = {"messages": b"5", "bytes": b"2000", "age": b"60"}[trigger]
+    key = "epoch.age_s" if trigger == "age" else f"epoch.{trigger}"
+    assert made.tick() == []
+    made.party("a").members.set_policy({key: value})
+    made.party("a").create("property-set", text="x" * 300)
+    made.tick()
+    made.now_ms += 59_000
+    assert made.epochs("a").all() == [], "not due yet"
+    for _ in range(5):
+        made.party("a").create("property-set", text="x" * 300)
+    made.now_ms += 1_000
+    made.tick()
+    made.tick()
+    assert [view.number for view in made.epochs("a").all()] == [1]
+    made.close()
+
+
+def test_by_hand_alone_without_a_trigger(circle: Circle) -> None:
+    circle.party("a").create("property-set", type="task")
+    circle.meet()
+    circle.now_ms += 10**9
+    assert circle.tick() == []
+    assert circle.chains() == [[], [], []]
+
+
+def test_only_whom_the_policy_names_declares(tmp_path: Path) -> None:
+    made = Circle(tmp_path, "abc", role="editor")
+    made.party("a").members.set_policy(
+        {"epoch.bots": bytes(made.peers["c"].device), "epoch.declarers": b"bot", "epoch.messages": b"1"}
+    )
+    made.party("a").create("property-set", type="task")
+    made.meet()
+    assert made.tick() == [("c", 1)]
+    assert made.epochs("a").all()[0].declarer == "c"
+    made.close()
+
+
+def test_a_partition_with_epochs_on_both_sides_ends_with_one_chain_and_nothing_lost(tmp_path: Path) -> None:
+    made = Circle(tmp_path, "abcde")
+    task = made.party("a").create("property-set", type="task")
+    made.meet()
+    for name in "de":
+        made.apart(name)
+    made.links["d", "e"].heal()
+    for round_ in range(2):
+        made.party("a").get(task.id)[f"left {round_}"] = round_
+        made.party("e").get(task.id)[f"right {round_}"] = round_
+        made.meet()
+        made.epochs("a").create()
+        made.epochs("e").create()
+        made.meet()
+        made.review()
+    assert [view.final for view in made.epochs("a").all()] == [True, True], "three of five are a quorum"
+    assert [view.final for view in made.epochs("e").all()] == [False, False]
+    left = [view.hash for view in made.epochs("a").all()]
+    made.together()
+    made.review()
+    assert made.chains() == [left] * 5
+    assert len(made.cids()) == 1
+    values = made.party("d").get(task.id).value()
+    assert {key for key in values if "left" in key or "right" in key} == {"left 0", "left 1", "right 0", "right 1"}
+    made.epochs("e").create()
+    made.meet()
+    made.review()
+    assert [epoch.final for epoch in made.epochs("a").all()] == [True] * 3
+    made.close()
+
+
+def test_the_keeper_of_a_running_peer_attests_by_itself(tmp_path: Path) -> None:
+    from network_peers import until
+
+    with (
+        echostore.open(tmp_path / "a", name="a") as ann,
+        echostore.open(tmp_path / "b", name="b") as bob,
+    ):
+        party = ann.create_party("Trip")
+        address = ann.listen("127.0.0.1:0")
+        invitation = party.invite(role="admin")
+        theirs = bob.join(invitation.ticket, invitation.passcode)
+        party.create("property-set", type="task", n=1)
+        party.flush()
+        until(lambda: len(theirs.items()) == 1)
+        Epochs(party).create()
+        until(lambda: bool(Epochs(party).all()) and Epochs(party).all()[0].final)
+        assert address
+        assert Epochs(theirs).all()[0].here in ("attested", "not judged")
