@@ -1,6 +1,6 @@
 """`echostore epoch fetch`: the snapshot of one epoch, from members that kept it."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -8,9 +8,6 @@ from echostore.cli.epoch_gc import app
 from echostore.cli.opening import open_party, writing
 from echostore.cli.options import IN_PARTY, InParty, examples
 from echostore.cli.output import Output, counted
-
-if TYPE_CHECKING:
-    from echostore.kernel.ids import Cid
 
 __all__ = ["app"]
 
@@ -34,22 +31,11 @@ def fetch(
     from_
         Address (host:port) of a member to connect to; not needed for what is here already.
     """
-    from echostore.peer.bootstrap import fetch_epoch
-
     output = Output.of(options)
     with writing(options) as peer:
         party = open_party(peer, options.party)
-        if from_ is not None:
-            peer.connect(from_)
-        fetched: list[int] = []
-
-        def get(cids: "list[Cid]") -> None:
-            assert party.runtime.blobs is not None
-            missing = party.runtime.blobs.missing(cids)
-            if missing:
-                peer.network.fetch(party.key, missing)
-                fetched.append(len(missing))
-
-        base = fetch_epoch(party, number, get)
-        record = {"party": party.key.hex(), "epoch": number, "items": base.root.item_count, "fetched": sum(fetched)}
-        output.document(record, f"epoch {number}: {counted(base.root.item_count, 'item')}, {sum(fetched)} blobs came")
+        fetched = peer.epochs(party.key).fetch(number, address=from_)
+        record = {"party": party.key.hex(), "epoch": number, "items": fetched.items, "fetched": fetched.blobs}
+        output.document(
+            record, f"epoch {number}: {counted(fetched.items, 'item')}, {counted(fetched.blobs, 'blob')} came"
+        )

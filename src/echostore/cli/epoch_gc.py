@@ -26,12 +26,10 @@ def gc(*, dry_run: bool = False, options: InParty = IN_PARTY) -> None:
     dry_run
         Say what would go, and delete nothing.
     """
-    from echostore.peer.epoch_gc import plan_gc, run_gc
-
     output = Output.of(options)
     with writing(options) as peer:
         party = open_party(peer, options.party)
-        freed = plan_gc(party) if dry_run else run_gc(party)
+        freed = peer.epochs(party.key).gc(dry_run=dry_run)
         output.document({"party": party.key.hex(), "dry_run": dry_run, **asdict(freed)}, _lines(freed))
 
 

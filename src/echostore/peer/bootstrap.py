@@ -211,6 +211,16 @@ def release(party: "Party") -> None:
         party.sync_port.data_released()
 
 
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """An epoch's snapshot that is here now."""
+
+    epoch: int
+    items: int
+    blobs: int
+    """How many came just now."""
+
+
 def fetch_epoch(party: "Party", number: int, fetch: Fetch, progress: Progress = lambda done, total: None) -> BaseEpoch:
     """Get one epoch's snapshot, whole: its moment can be read then (`party.as_of(number)`)."""
     with party.reading() as runtime:

@@ -24,6 +24,8 @@ from echostore.wire.tree_nodes import IndexNode, large_item_cids
 from echostore.wire.tree_reader import TreeReader
 
 if TYPE_CHECKING:
+    from echostore.peer.bootstrap import Fetched
+    from echostore.peer.epoch_gc import Freed
     from echostore.peer.party import Party
     from echostore.peer.runtime import PartyRuntime
 
@@ -98,6 +100,32 @@ class Epochs:
         """Whether this identity has cast its vote at an epoch's number, or a quorum stands for the epoch."""
         with self._party.reading():
             return epoch.final or self.tally.voted(epoch.number, self._identity) is not None
+
+    def gc(self, *, dry_run: bool = False) -> "Freed":
+        """Delete the blocks and blobs that an agreed epoch stands for, or tell what would go."""
+        from echostore.peer.epoch_gc import plan_gc, run_gc
+
+        return plan_gc(self._party) if dry_run else run_gc(self._party)
+
+    def fetch(self, number: int, *, address: str | None = None) -> "Fetched":
+        """Get an epoch's snapshot, whole, from members that are connected; `address` names one to connect to."""
+        from echostore.peer.bootstrap import Fetched, fetch_epoch
+
+        party, peer = self._party, self._party.peer
+        if address is not None:
+            peer.connect(address)
+        came = 0
+
+        def get(cids: list[Cid]) -> None:
+            nonlocal came
+            assert party.runtime.blobs is not None
+            missing = party.runtime.blobs.missing(cids)
+            if missing:
+                peer.network.fetch(party.key, missing)
+                came += len(missing)
+
+        base = fetch_epoch(party, number, get)
+        return Fetched(number, base.root.item_count, came)
 
     @property
     def _identity(self) -> IdentityKey:

@@ -28,9 +28,11 @@ c context manager, number   a Arrow table   x deleted
 
 _RECORDS: Final = {
     "echostore.peer.anchors": ("Anchor",),
+    "echostore.peer.bootstrap": ("Fetched",),
     "echostore.peer.contacts": ("ContactDevice", "SharedContact", "SharedParty"),
     "echostore.peer.elsewhere": ("HeldElsewhere",),
     "echostore.peer.epoch_agreement": ("AcceptedEpoch", "Judged"),
+    "echostore.peer.epoch_gc": ("Freed",),
     "echostore.peer.epochs": ("EpochView",),
     "echostore.peer.history": ("Revision", "ValueDiff"),
     "echostore.peer.identity": ("JoinRequest", "Welcome"),
