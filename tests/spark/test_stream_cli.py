@@ -51,6 +51,7 @@ def folded(words: Path) -> int:
     return sum(line.get("rows", 0) for line in lines(words))
 
 
+@pytest.mark.timeout(600)
 def test_killed_stopped_and_started_again_it_ends_with_what_the_peer_has(
     tmp_path: Path, running: list[subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
