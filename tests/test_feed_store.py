@@ -387,6 +387,20 @@ def test_evidence_is_bounded(store: FeedStore, monkeypatch: pytest.MonkeyPatch) 
     assert sum(len(block.payload) for branch in store.branches(left.key) for block in branch.blocks) <= 500
 
 
+@pytest.mark.parametrize("cut", [0, 2, 3])
+def test_a_branch_that_a_quarantine_left_in_the_air_is_sound(store: FeedStore, cut: int) -> None:
+    left = filled(store, 2, 1, 2)
+    right = left.branch(4)
+    right.write(*payloads(3, "right"))
+    store.ingest(left.key, 0, *right.range(0), verify)
+    assert store.quarantine_from(left.key, cut) == cut
+    assert store.verify(left.key).sound
+    assert store.forks() == []
+    assert isinstance(store.ingest(left.key, cut, *left.range(cut), verify), Ingested)
+    (proof,) = store.forks()
+    assert (proof.seq, fork_proven(proof, verify)) == (4, True)
+
+
 def test_after_a_quarantine_either_branch_may_become_the_held_one(store: FeedStore) -> None:
     left = filled(store, 2, 2)
     right = left.branch(2)

@@ -40,7 +40,9 @@ class FeedVerdict:
 def audit(db: Database, party: PartyKey, row: FeedRow, verify: Verify, progress: Progress | None) -> FeedVerdict:
     walk = _Walk(db, party, row, verify)
     try:
-        damage = walk.blocks(progress) or ForkEvidence(db).damage(party, row.key, row.no, walk.held_link, verify)
+        damage = walk.blocks(progress)
+        if damage is None:
+            damage = ForkEvidence(db).damage(party, row.key, row.no, walk.seq, walk.held_link, verify)
     except Corrupt as error:
         damage = walk.seq, error.what
     return FeedVerdict(row.key, walk.seq - row.base, walk.heads, walk.payload_bytes, damage)

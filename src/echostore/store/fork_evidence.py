@@ -203,12 +203,19 @@ class ForkEvidence:
         raise Corrupt(f"Feed {feed.hex()} has a kept branch at block {seq} that no kept head covers.")
 
     def damage(
-        self, party: PartyKey, feed: FeedKey, feed_no: int, held_link: Callable[[int], object], verify: Verify
+        self,
+        party: PartyKey,
+        feed: FeedKey,
+        feed_no: int,
+        held: int,
+        held_link: Callable[[int], object],
+        verify: Verify,
     ) -> tuple[int, str] | None:
-        """Where the kept branches of a feed are damaged, if they are; `held_link` gives the held branch's links.
+        """Where the kept branches of a feed are damaged, if they are; `held_link` gives the links below `held`.
 
         Blocks prove themselves; that none is missing shows in that each has its predecessor, kept or held, that
-        each tip has its head, and each head its block.
+        each tip has its head, and each head its block. A branch may stand above the held end: the blocks that it
+        left may be in quarantine and come again.
         """
         for (problem,) in self._db.rows("PRAGMA integrity_check(fork_blocks)"):
             if problem != "ok":
@@ -231,7 +238,7 @@ class ForkEvidence:
             kept.add((seq, row[0]))
             before.add((seq - 1, row[1]))
         for seq, link in sorted(before - kept):
-            if held_link(seq) != link:
+            if seq < held and held_link(seq) != link:
                 return seq, "a block of another branch is missing"
         for seq, _ in sorted((kept - before) - heads):
             return seq, "a head of another branch is missing"
