@@ -23,7 +23,7 @@ CANDIDATES := $(if $(PYTHON),$(PYTHON),python3.13 python3.12 python3.11 python3)
 ARGS ?=
 PYTEST_PARALLEL ?= -n 2 --dist worksteal
 
-.PHONY: help setup test test-net demo bench bench-full lint proto proto-check lock clean
+.PHONY: help setup browser test test-net demo bench bench-full lint proto proto-check lock clean
 
 help: ## list the targets (default)
 	@echo "echostore: targets of this Makefile"
@@ -51,7 +51,14 @@ $(SETUP_STAMP): $(DEPS_STAMP) $(ROOT)/pyproject.toml
 	@$(PY) -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable $(ROOT)
 	@touch $@
 
-test: setup ## run the test suite (ARGS="..." goes to pytest)
+browser: ## find Chromium, or install it where apt-get may (the tests of the browser's leaf need it)
+	@if [ -n "$${ECHOSTORE_CHROMIUM:-}" ] || command -v chromium chromium-browser google-chrome google-chrome-stable >/dev/null; then :; \
+	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+	  echo "browser: installing Debian's chromium"; \
+	  apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends chromium >/dev/null; \
+	else echo "browser: no Chromium found; install it ('apt install chromium', 'brew install --cask chromium') or name it in ECHOSTORE_CHROMIUM" >&2; fi
+
+test: setup browser ## run the test suite (ARGS="..." goes to pytest)
 	@echo "test: pytest $(PYTEST_PARALLEL) $(ARGS)"
 	@cd $(ROOT) && $(PY) -m pytest $(PYTEST_PARALLEL) $(ARGS)
 

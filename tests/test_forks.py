@@ -89,6 +89,44 @@ def test_a_restored_backup_writes_to_new_feeds(tmp_path: Path) -> None:
         assert restored.rejected() == []
 
 
+def test_a_rolled_back_disk_adopts_its_own_tail_from_others_before_it_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ann, bob = open_at(tmp_path / "ann", "ann"), open_at(tmp_path / "bob", "bob")
+    party = ann.create_party("Trip")
+    item = party.create("property-set", n=0)
+    text = party.create("text")
+    join(party, bob)
+    meet(ann, bob, party)
+    bob.party(party.key).get(item.id)["n"] = 1
+    meet(ann, bob, party)
+    bob.close()
+    shutil.copytree(tmp_path / "bob", tmp_path / "then")
+    # The records outside the home are rolled back as well: nothing tells the home that it is an old one.
+    monkeypatch.setattr(PartyOpener, "must_renew", lambda opener, feeds: False)
+    with open_at(tmp_path / "bob", "bob") as bob:
+        bob.party(party.key).get(item.id)["n"] = 2
+        bob.party(party.key).get(text.id).insert(0, "lost and found")
+        meet(ann, bob, party)
+    bob = open_at(tmp_path / "then", "bob")
+    joined = bob.party(party.key)
+    assert joined.get(item.id)["n"] == 1
+    feed, length = joined.runtime.data.cursor.key, joined.runtime.data.cursor.length
+    meet(ann, bob, party)
+    assert (joined.get(item.id)["n"], str(joined.get(text.id))) == (2, "lost and found")
+    assert joined.runtime.feeds.length(feed) == length + 2
+    joined.get(item.id)["n"] = 3
+    joined.get(text.id).insert(0, "now ")
+    meet(ann, bob, party)
+    assert joined.runtime.data.cursor.key == feed
+    assert (item["n"], str(text)) == (3, "now lost and found")
+    assert party.snapshot().cid == joined.snapshot().cid
+    for peer in (ann, bob):
+        assert peer.party(party.key).runtime.feeds.forks() == []
+        assert peer.party(party.key).rejected() == []
+        peer.close()
+
+
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_a_forked_feed_leaves_the_state_of_every_peer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: tuple[int, ...]

@@ -3,6 +3,8 @@
 import ast
 import io
 import re
+import subprocess
+import sys
 import tokenize
 from collections.abc import Iterator
 from functools import cache
@@ -256,6 +258,56 @@ def test_impure_names_are_recognised(source: str, impure: bool) -> None:
 def requirements() -> list[str]:
     """Return the logical lines of the lock file."""
     return [line for line in text_of(LOCK).replace("\\\n", " ").splitlines() if line.strip()]
+
+
+# Modules that make objects, or code, out of bytes. RDDs carry their rows as pickles.
+UNSAFE_MODULES = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "jsonpickle", "joblib"}
+UNSAFE_NAMES = {"rdd", "parallelize", "sparkContext", "json_format", "eval", "exec"}
+
+
+def unsafe_bytes(source: str) -> list[str]:
+    """Where a module could make objects out of bytes that somebody else wrote."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [name.name for name in node.names if name.name.split(".")[0] in UNSAFE_MODULES]
+        elif isinstance(node, ast.ImportFrom):
+            found += [node.module or ""] if (node.module or "").split(".")[0] in UNSAFE_MODULES else []
+            found += [name.name for name in node.names if name.name in UNSAFE_NAMES]
+        elif isinstance(node, ast.Attribute) and node.attr in UNSAFE_NAMES - {"eval", "exec", "sparkContext"}:
+            found.append(node.attr)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"eval", "exec"}:
+            found.append(node.func.id)
+    return found
+
+
+def test_no_object_is_made_of_foreign_bytes() -> None:
+    found = {str(path.relative_to(ROOT)): unsafe_bytes(text_of(path)) for path in python_files()}
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "unsafe"),
+    [
+        ("import pickle", True),
+        ("from cloudpickle import loads", True),
+        ("frame.rdd.map(f)", True),
+        ("from google.protobuf import json_format", True),
+        ("eval(text)", True),
+        ("model.eval(x)", False),
+        ("import json", False),
+    ],
+)
+def test_unsafe_bytes_are_recognised(source: str, unsafe: bool) -> None:
+    assert bool(unsafe_bytes(source)) is unsafe
+
+
+def test_generated_code_is_what_the_schema_gives() -> None:
+    """`make proto` was run after the last change of a schema, and nobody edited its output."""
+    made = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "proto.py"), "--check"], capture_output=True, text=True, check=False
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
 
 
 def test_the_lock_sets_no_options() -> None:
