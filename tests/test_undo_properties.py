@@ -350,6 +350,21 @@ def test_a_mark_that_another_one_has_set_since_stays() -> None:
     assert [(len(run.text), run.marks) for run in shown(stage.me.model)] == [(2, {"bold": 2}), (6, {})]
 
 
+def test_a_mark_that_another_one_has_set_alike_is_no_step_of_undo() -> None:
+    stage = Stage(ConcurrentText)
+    for author in (stage.other, stage.me):
+        author.model.mark(0, 3, "bold", 2)
+        author.step()
+    meet(stage.me, stage.other)
+    stage.me.model.mark(0, 1, "bold", None)
+    stage.me.step()
+    assert stage.me.undo()
+    assert [(len(run.text), run.marks) for run in shown(stage.me.model)] == [(3, {"bold": 2}), (5, {})]
+    assert not stage.me.undo(), "without the own mark it would look the same"
+    assert stage.me.redo()
+    assert [(len(run.text), run.marks) for run in shown(stage.me.model)] == [(1, {}), (2, {"bold": 2}), (5, {})]
+
+
 def test_elements_do_not_follow_a_neighbour_that_another_one_has_moved() -> None:
     me, other = pair("a", "b", "c", "d")
     me.model.delete(1)

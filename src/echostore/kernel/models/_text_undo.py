@@ -100,7 +100,10 @@ class TextUndo:
         found = {}
         for index, (atom, now) in enumerate(zip(self._here, self._marks_here, strict=True)):
             if atom in marks and atom in past:
-                back = {key: past[atom].get(key) for key, value in marks[atom].items() if now.get(key) == value}
+                was = past[atom]
+                back = {
+                    key: was.get(key) for key, value in marks[atom].items() if now.get(key) == value != was.get(key)
+                }
                 if back:
                     found[index] = back
         return found
