@@ -6,10 +6,12 @@
 A piece may come before the one that it follows, so that there are gaps for a while; control and data come in any order.
 """
 
+import shutil
 from pathlib import Path
 from random import Random
 
 from echostore.pipeline.lake import Lake, LakeWriter
+from echostore.pipeline.lake.layout import BASES_FOLDER
 from echostore.pipeline.source.views import Chosen, LakeView, Stretch
 
 Piece = tuple[bytes, bool, bytes, int, Stretch]
@@ -20,6 +22,8 @@ class Slices:
     def __init__(self, source: Lake, target: Path, *, seed: int, slices: int = 5, disorder: float = 0.3) -> None:
         """With no disorder, control comes first and every feed grows evenly."""
         self.lake = Lake.create(target)
+        if (source.path / BASES_FOLDER).is_dir():
+            shutil.copytree(source.path / BASES_FOLDER, target / BASES_FOLDER)
         self._left: list[list[Piece]] = [[] for _ in range(slices)]
         chance = Random(seed)
         view = LakeView(str(source.path), Chosen())

@@ -11,7 +11,7 @@ still honest and members agree, and what they agree on is the answer. Keys, cloc
 import os
 import random
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ from echostore.kernel.feed import Head
 from echostore.kernel.ids import ItemId, Link, PartyKey
 from echostore.kernel.items.operations import Reject
 from echostore.kernel.timeframe import Dependency
+from echostore.peer.epochs import Epochs
 from echostore.peer.party import Party
 from echostore.peer.peer import Peer
 from echostore.pipeline.generate.lakes import generate
@@ -41,6 +42,8 @@ NAMES = ("ann", "bob", "cat")
 IN_MEMORY = Path("/dev/shm")
 """Homes lie in memory where that is possible: three durable stores a party would cost ten times the rest."""
 STEPS = (4, 26)
+EPOCH_EVERY = 8
+"""One story in so many goes on from an epoch that leaves out what was deleted."""
 STORIES_PER_HOME = 20
 """After so many parties the peers begin with new homes: some of what a peer does grows with the number of its parties."""
 
@@ -55,15 +58,13 @@ class Told:
     cid: str
     items: int
     rejected: tuple[Reject, ...]
+    """Those of blocks above the epoch that the party stands on, if it does: what lies inside of one is done with."""
     moments: tuple[tuple[str, str], ...]
     """Anchors in the middle of the story, each with the CID that a peer had there."""
     deeds: frozenset[str]
     """What happened, for those who look for a story with something in it."""
-
-    @property
-    def unknown_model(self) -> bool:
-        """Whether an engine that knows the shared models alone lacks one."""
-        return "gadget" in self.deeds
+    unknown_model: bool
+    """Whether an engine that knows the shared models alone lacks one."""
 
 
 @dataclass(slots=True)
@@ -141,7 +142,10 @@ class Stories:
         self._count += 1
         story = self._begin(number)
         if number % 25:  # every so often nothing happens at all
-            for _ in range(story.chance.randrange(*STEPS)):
+            steps = story.chance.randrange(*STEPS)
+            for step in range(steps):
+                if number % EPOCH_EVERY == EPOCH_EVERY - 1 and step == 2 * steps // 3:
+                    self._epoch(story)
                 self._step(story)
         return self._end(story)
 
@@ -180,6 +184,8 @@ class Stories:
         for _ in range(3):
             for name in story.watching[1:]:
                 self._meet(story, "ann", name)
+                if "base epoch" in story.deeds:  # who was away has all blocks now, and can stand on it too
+                    Epochs(self._party(story, name)).review()
         told = [self._told(story, story.key)]
         told += [self._told(story, child) for child in story.children]
         for name in story.watching:
@@ -196,13 +202,15 @@ class Stories:
 
     def _told(self, story: _Story, key: PartyKey) -> Told:
         ann = self.peers["ann"].party(key)
-        cid, rejected = ann.snapshot().cid, tuple(ann.rejected())
+        cid, rejected = ann.snapshot().cid, _above_base(ann)
         for name in story.watching[1:]:
             peer = self.peers[name]
             if any(known.key == key for known in peer.parties()):
                 theirs = peer.party(key)
+                if name not in story.members and _base(theirs) != _base(ann):
+                    continue  # who may not speak any more does not work out later epochs
                 assert theirs.snapshot().cid == cid, (story.number, name, story.deeds)
-                assert tuple(theirs.rejected()) == rejected, (story.number, name, story.deeds)
+                assert _above_base(theirs) == rejected, (story.number, name, story.deeds)
         child = key != story.key
         return Told(
             story.number,
@@ -213,6 +221,7 @@ class Stories:
             rejected,
             () if child else tuple(story.moments),
             frozenset({"child", *story.child_deeds} if child else story.deeds),
+            any(each.model == Gadget.name for each in ann.snapshot().root.models),
         )
 
     # what happens
@@ -260,6 +269,40 @@ class Stories:
                     write_something(party, story.chance, story.deeds)
         except (Refused, UsageError):
             story.deeds.add("refused")
+
+    def _epoch(self, story: _Story) -> None:
+        """Everybody has seen everything, and the party goes on without what was deleted; who is away hears of it later."""
+        for name in story.members:
+            items = [item for item in self._party(story, name).items() if item.access is None]
+            if items and story.chance.random() < 0.7:
+                items[story.chance.randrange(len(items))].delete()
+        self._meet_all(story)
+        for name in story.members:
+            self._party(story, name).create("property-set", type="seen")
+        self._meet_all(story)
+        away = {name for name in story.members if name != "ann" and story.chance.random() < 0.3}
+        for name in away:
+            self._party(story, name).create("property-set", type="away")
+            for _ in range(3):
+                try:
+                    write_something(self._party(story, name), story.chance, set())
+                except (Refused, UsageError):
+                    story.deeds.add("refused")
+        Epochs(self._party(story, "ann")).create(discard_before_ms=self._now_ms())
+        for _ in range(2):
+            self._meet_all(story, without=away)
+            for name in story.watching:
+                if name not in away and name != "ann":
+                    Epochs(self._party(story, name)).review()
+        self._meet_all(story, without=away)
+        base = self._party(story, "ann").runtime.processor.base
+        story.deeds.add("epoch" if base is None else "base epoch")
+
+    def _meet_all(self, story: _Story, without: Collection[str] = ()) -> None:
+        for _ in range(2):
+            for name in story.watching:
+                if name != "ann" and name not in without:
+                    self._meet(story, "ann", name)
 
     def _play(self, story: _Story) -> None:
         """A light-weight party below this one."""
@@ -487,6 +530,17 @@ def _arrange(party: Party, item: Any, items: list[Any], chance: random.Random, d
             party.undo()
     except (Refused, UsageError):  # a cycle, nothing to undo, somebody's rule
         deeds.add("refused")
+
+
+def _base(party: Party) -> Any:
+    base = party.runtime.processor.base
+    return None if base is None else base.name
+
+
+def _above_base(party: Party) -> tuple[Reject, ...]:
+    base = party.runtime.processor.base
+    inside = base if base is not None and base.name.discards else None
+    return tuple(each for each in party.rejected() if inside is None or each.seq >= inside.length(each.feed))
 
 
 def _flush(party: Party) -> None:

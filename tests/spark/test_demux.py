@@ -301,10 +301,10 @@ def test_slices_are_the_same_planned_here_and_by_spark(spark: Any, tmp_path: Pat
     order = order_blocks(spark, version, control)
     runs, cuts, admission = version.runs(control=False), order.cuts.toArrow(), control.admission.toArrow()
     earlier = cuts.set_column(cuts.schema.get_field_index("length"), CUTS.field("length"), pc.divide(cuts["length"], 2))
-    for before, history in ((None, False), (earlier, False), (earlier, True)):
-        here = plan_slices(spark, str(lake.path), runs, cuts, admission, before, history=history)
+    for before in (None, earlier):
+        here = plan_slices(spark, str(lake.path), runs, cuts, admission, before)
         frames = [None if table is None else frame_of(spark, table) for table in (cuts, admission, before)]
-        there = plan_slices(spark, str(lake.path), runs, *frames, history=history)
+        there = plan_slices(spark, str(lake.path), runs, *frames)
         assert isinstance(here, pa.Table)
         wanted = [{**row, "standing": json.loads(row["standing"])} for row in there.toArrow().to_pylist()]
         found = [{**row, "standing": json.loads(row["standing"])} for row in here.to_pylist()]

@@ -38,6 +38,8 @@ def test_a_peer_that_reads_the_lake_says_what_the_members_say(
     parties = [each for each in told[1] if each.parent is None]
     assert set(answers) == {bytes(each.party) for each in parties}
     for each in parties:
+        if "base epoch" in each.deeds:
+            continue  # who reads the blocks alone does not have what the members stand on
         answer = answers[bytes(each.party)]
         assert (answer.cid, answer.items) == (each.cid, each.items), (each.number, each.deeds)
         theirs = sorted((reject.feed, *reject[1:]) for reject in each.rejected)

@@ -81,7 +81,20 @@ def test_the_parties_have_lived_through_everything(parties: Parties) -> None:
     deeds = Counter(deed for told in parties.told for deed in told.deeds)
     for model in ("property-set", "text", "growable-array", "threaded-log", "tally"):
         assert deeds[f"edit {model}"] >= 10, model
-    for deed in ("empty", "child", "parent", "batch", "reader", "view", "link", "move", "delete", "remove", "gadget"):
+    for deed in (
+        "empty",
+        "child",
+        "parent",
+        "batch",
+        "reader",
+        "view",
+        "link",
+        "move",
+        "delete",
+        "remove",
+        "gadget",
+        "base epoch",
+    ):
         assert deeds[deed], (deed, deeds)
     for lie in ("fork", "undecodable", "lying_depth", "malformed", "no_item", "waiting"):
         assert deeds[lie], (lie, deeds)

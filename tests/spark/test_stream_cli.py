@@ -37,7 +37,15 @@ def start(running: list[subprocess.Popen[str]], folder: Path, *more: str) -> tup
     command += ["--lake", str(folder / "lake"), "--out", str(folder / "out"), "--trigger", "0.2", "--json", *more]
     command += ["--master", "local[2]", "--memory", "512m"]
     with open(words, "w") as output, open(folder / f"errors-{len(running)}.txt", "w") as errors:
-        process = subprocess.Popen(command, stdout=output, stderr=errors, text=True, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+            # An engine that lives for seconds has no use for code that is compiled well.
+            env={**os.environ, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"},
+        )
     running.append(process)
     return process, words
 

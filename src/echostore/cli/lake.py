@@ -59,6 +59,11 @@ def publish(*, lake: LakeFolder, party: tuple[str, ...] = (), options: Options =
         done = publish_home(home, lake, parties=chosen, tell=tell)
     for key, what in done.damaged:
         output.warn(f"party {short(key.hex())} is not published whole: {what}")
+    for key, gone in done.compacted.items():
+        output.warn(
+            f"party {short(key.hex())} has no beginning in this lake: {counted(gone, 'block')} were deleted here below an "
+            "epoch. What is here was published; publish once from a peer that still has them"
+        )
     text = (
         f"version {done.version}: {counted(done.blocks, 'block')} of {counted(done.feeds, 'feed')} added"
         if done.blocks
@@ -73,7 +78,9 @@ def publish(*, lake: LakeFolder, party: tuple[str, ...] = (), options: Options =
             "blocks": done.blocks,
             "files": done.files,
             "bytes": done.bytes,
+            "bases": done.bases,
             "damaged": [{"party": key.hex(), "what": what} for key, what in done.damaged],
+            "compacted": [{"party": key.hex(), "blocks": gone} for key, gone in done.compacted.items()],
         },
         text,
     )

@@ -10,8 +10,8 @@ from echostore.kernel.errors import Corrupt, NotFound
 from echostore.kernel.ids import FeedId, ItemId
 from echostore.kernel.order import CONTROL
 from echostore.kernel.party.epoch_chain import Epoch
-from echostore.peer.base_epoch import FETCHING_KEY, BaseEpoch, BaseName
 from echostore.peer.base_standing import adopt, covers
+from echostore.wire.base_epoch import FETCHING_KEY, BaseEpoch, BaseName
 
 if TYPE_CHECKING:
     from echostore.peer.runtime import PartyRuntime

@@ -11,9 +11,9 @@ from echostore.kernel.models.growable_array import GrowableArray
 from echostore.kernel.models.property_set import PropertySet
 from echostore.kernel.order import DATA, FeedCursor
 from echostore.kernel.snapshot import TreeTop
-from echostore.peer.base_epoch import BaseEpoch
 from echostore.peer.checkpoints import add_record, cursor_rows, item_row, move_rows
 from echostore.store.item_store import Checkpoint, ItemStore, NodeChanges, StateRow
+from echostore.wire.base_epoch import BaseEpoch
 from echostore.wire.items import decode_record
 from echostore.wire.tree_nodes import Page
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 from echostore.kernel.errors import NotFound
 from echostore.kernel.ids import ItemId, item_from_text
 from echostore.kernel.order import DATA, FeedCursor
-from echostore.peer.base_epoch import BASE_KEY, BaseEpoch, load_base
 from echostore.peer.base_install import base_cursors, install_items
 from echostore.peer.checkpoints import load_cursors, load_moves
 from echostore.peer.model_registry import COMMUTING_MARK, commuting_mark
 from echostore.peer.refolding import LACKING, refold
+from echostore.wire.base_epoch import BASE_KEY, BaseEpoch, load_base
 
 if TYPE_CHECKING:
     from echostore.peer.processor import PartyProcessor

@@ -20,10 +20,10 @@ from echostore.kernel.party.epoch_chain import Tally
 from echostore.kernel.timeframe import Position, Timeframe
 from echostore.kernel.values import Path, Value, timestamp_us
 from echostore.peer.anchors import Anchor
-from echostore.peer.base_epoch import BaseEpoch
 from echostore.peer.base_following import open_epoch
 from echostore.peer.processor import Delivered, PartyProcessor
 from echostore.peer.runtime import PartyRuntime
+from echostore.wire.base_epoch import BaseEpoch
 from echostore.wire.messages import decode_envelope
 
 if TYPE_CHECKING:

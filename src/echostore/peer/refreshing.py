@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from echostore.kernel.errors import Refused
 from echostore.kernel.order import CONTROL, FeedCursor
-from echostore.peer.base_epoch import BASE_KEY
+from echostore.wire.base_epoch import BASE_KEY
 
 if TYPE_CHECKING:
     from echostore.peer.party import Party

@@ -37,16 +37,18 @@ from echostore.pipeline.output.table_schemas import (
 )
 from echostore.pipeline.output.writing import Collect, Place, write_frames, write_item_tables
 from echostore.pipeline.rejecting import all_rejects, lacking
-from echostore.pipeline.schemas import MOVES, ROOTS, STATE_INDEX, TOPS
+from echostore.pipeline.schemas import ITEM_STATES, MOVES, ROOTS, STATE_INDEX, TOPS
 from echostore.pipeline.schemas import REJECTS as STAGE_REJECTS
 from echostore.pipeline.stages.bundles import unbundled
 from echostore.pipeline.stages.by_party import PARTY_TASK_BYTES, Rows, as_frame, gathered, run_by_party
+from echostore.pipeline.stages.control import CONTROL_HERE_BYTES, ControlTables, Limits, fold_control
 from echostore.pipeline.stages.control import TABLES as CONTROL_TABLES
-from echostore.pipeline.stages.control import ControlTables, Limits, fold_control
 from echostore.pipeline.stages.frames import frame_of, mapped
 from echostore.pipeline.stages.order import OrderTables, order_blocks
 from echostore.pipeline.stages.reduce import TURNS, Inputs, Outcome, reduce_items
+from echostore.pipeline.stages.seeding import seed
 from echostore.pipeline.stages.snapshot import SnapshotInputs, build_snapshots
+from echostore.pipeline.stages.standing import Bases, above_bases, check_reached
 
 Files = dict[str, list[NamedFile]]
 
@@ -96,11 +98,12 @@ def build(job: Job, parties: frozenset[bytes] | None, anew: frozenset[bytes]) ->
     control = order = None
     try:
         with job.clock.stage("control") as told:
-            control = fold_control(job.spark, job.version, parties, job.limits)
+            control = fold_control(job.spark, job.version, parties, job.limits, CONTROL_HERE_BYTES)
             stages = _Stages.of(job, control, parties)
             told.rows = len(stages.keys)
         with job.clock.stage("order") as told:
             scratch = anew | frozenset(job.limits)
+            scratch |= _rebased(job, stages, scratch)
             known = _Known.of(job, stages.keys, scratch)
             order = order_blocks(job.spark, job.version, stages.control, parties, job.limits, known.cuts)
             stages.order = _Order.of(job, order)
@@ -130,6 +133,7 @@ class _Stages:
     rows: dict[str, Rows]
     keys: frozenset[bytes]
     whole: bool
+    bases: Bases
     order: "_Order" = field(init=False)
 
     @staticmethod
@@ -138,7 +142,7 @@ class _Stages:
         bundles = control.bundles
         size = job.version.runs(parties=parties, control=True)["bytes"].to_numpy().sum()
         if size <= PARTY_TASK_BYTES:
-            bundles = bundles.toArrow()
+            bundles = gathered(bundles)
         rows = {name: unbundled(bundles, name, schema) for name, schema in CONTROL_TABLES.items()}
         names = gathered(_chosen(rows["parties"], ["party", "root"])).to_pylist()
         keys = frozenset(
@@ -146,7 +150,8 @@ class _Stages:
         )
         if len(keys) < len(names):
             rows = {name: _of_parties(each, keys) for name, each in rows.items()}
-        return _Stages(ControlTables(job.spark, rows, control.bundles), rows, keys, parties is None)
+        bases = Bases.of(str(job.version.lake.path), rows["parties"])
+        return _Stages(ControlTables(job.spark, rows, control.bundles), rows, keys, parties is None, bases)
 
     def runs(self, job: Job, *, control: bool | None = False) -> pa.Table:
         return job.version.runs(parties=None if self.whole else self.keys, control=control)
@@ -192,6 +197,15 @@ class _Known:
         return _Known(cuts, admission, rows("rejected", kept.KEPT_REJECTS))
 
 
+def _rebased(job: Job, stages: _Stages, scratch: frozenset[bytes]) -> frozenset[bytes]:
+    """Parties that stand on another epoch than at their last build: what was kept of them is of no use."""
+    builds = {party: job.builds[party] for party in stages.keys - scratch if party in job.builds}
+    rows = kept.kept_rows(job.spark, job.out, job.base, "bases", kept.KEPT_BASES, builds)
+    before = {} if rows is None else {row["party"]: row["base"] for row in gathered(rows).to_pylist()}
+    now = stages.bases.hashes()
+    return frozenset(party for party in {*before, *now} if party in stages.keys and before.get(party) != now.get(party))
+
+
 def _compared(job: Job, stages: _Stages, known: _Known, order: OrderTables) -> tuple[pa.Table, frozenset[bytes]]:
     """Blocks whose standing changed, and parties that have to be built from scratch because a feed lost ground."""
     if known.cuts is None or known.admission is None:
@@ -214,7 +228,15 @@ def _fold(job: Job, stages: _Stages, known: _Known, moved: pa.Table, scratch: fr
         for kind, schema in FORGOTTEN.items()
     }
     moved = moved.filter(pa.array([party not in scratch for party in moved["party"].to_pylist()], pa.bool_()))
+    moved = above_bases(moved, stages.bases)
     ordered = stages.order
+    seeded = stages.bases.only(scratch)
+    seeds: Files = {}
+    if seeded:
+        cuts = _of_parties(_data(ordered.cuts, ["party", "feed", "length"]), frozenset(seeded.hashes()))
+        check_reached(seeded, gathered(cuts))
+        seeds = seed(job.spark, seeded, job.place, job.turn, job.collect)
+        instead = {kind: (*named, *seeds.get(kind, ())) for kind, named in instead.items()}
     inputs = Inputs(
         spark=job.spark,
         lake=str(job.version.lake.path),
@@ -225,18 +247,21 @@ def _fold(job: Job, stages: _Stages, known: _Known, moved: pa.Table, scratch: fr
         turn=job.turn,
         collect=job.collect,
         models=job.models,
-        cuts_before=known.cuts,
+        cuts_before=_with_cuts(known.cuts, seeded),
         index_before=instead["state_index"],
         moves_before=instead["moves"],
         tops_before=instead["tops"],
         lacking_before=lacking(job.spark, known.rejects),
         moved=frame_of(job.spark, moved.drop_columns(["lost"])) if len(moved) else None,
+        bases=stages.bases or None,
     )
     with job.clock.stage("reduce", before="demux") as told:
         outcome = reduce_items(inputs)
         told.rows = sum(file.rows for file in outcome.files["states"])
         told.rows_before = outcome.blocks
     files: Files = {kind: list(named) for kind, named in outcome.files.items() if kind != "rejects"}
+    files["states"] = [*seeds.get("states", ()), *files["states"]]
+    files["blobs"] = [*seeds.get("blobs", ()), *files["blobs"]]
     index = (*instead["state_index"], *outcome.files["state_index"])
     moves = (*instead["moves"], *outcome.files["moves"])
     with job.clock.stage("snapshot") as told:
@@ -261,7 +286,7 @@ def _fold(job: Job, stages: _Stages, known: _Known, moved: pa.Table, scratch: fr
         for found in (
             {kind: named for kind, named in snapshots.files.items() if kind != "roots"},
             _small_files(job, stages, rejects, snapshots.files.get("roots", []), scratch),
-            _item_tables(job, outcome),
+            _item_tables(job, outcome, seeds.get("states", [])),
             _block_tables(job, stages, rejects),
             _placements(job, stages, index, moves),
         ):
@@ -281,6 +306,7 @@ def _small_files(job: Job, stages: _Stages, rejects: Rows, roots: list[NamedFile
         "cuts": (_dated(_joined(stages.order.cuts, stages.rows["cuts"]), job.number), kept.KEPT_CUTS),
         "admission": (_dated(stages.rows["admission"], job.number), kept.KEPT_ADMISSION),
         "rejected": (rejects, kept.KEPT_REJECTS),
+        "bases": (_dated(stages.bases.rows.select(["party", "base"]), job.number), kept.KEPT_BASES),
         "parties": (_party_rows(job, stages, rejects, roots, scratch), PARTIES),
     }
     if "members" in job.tables:
@@ -331,8 +357,16 @@ def _last_rows(job: Job, keys: frozenset[bytes]) -> pa.Table:
     return pa.Table.from_pylist(rows, pa.schema(names))
 
 
-def _item_tables(job: Job, outcome: Outcome) -> Files:
+def _item_tables(job: Job, outcome: Outcome, seeded: list[NamedFile]) -> Files:
+    """Rows of the items that were folded, and of those that came with an epoch and stayed as they were."""
     superseded: dict[str, frozenset[tuple[bytes, bytes]]] = {}
+    if seeded:
+        names = ["party", "item"]
+        folded = [read_table(job.out, file, ITEM_STATES, columns=names) for file in outcome.files["states"]]
+        found = frozenset(
+            place for table in folded for place in zip(*(table[name].to_pylist() for name in names), strict=True)
+        )
+        superseded = {file.path: found for file in seeded}
     if outcome.again.rounds:
         # Items that were folded again: only what the last of their rounds wrote is shown.
         for file, turn in _state_files(job, outcome.files["state_index"]).items():
@@ -341,7 +375,7 @@ def _item_tables(job: Job, outcome: Outcome) -> Files:
     return write_item_tables(
         job.spark,
         job.place,
-        outcome.files["states"],
+        [*seeded, *outcome.files["states"]],
         job.number,
         models=job.models,
         tables=job.tables,
@@ -382,6 +416,18 @@ def _state_files(job: Job, index: Iterable[NamedFile]) -> dict[NamedFile, int]:
 
 
 # tables here and in Spark, alike
+
+
+def _with_cuts(before: Rows | None, seeded: Bases) -> Rows | None:
+    """The cuts before, with those of epochs whose items are the states before."""
+    if not seeded:
+        return before
+    cuts = seeded.cuts()
+    if before is None:
+        return cuts
+    if isinstance(before, pa.Table):
+        return pa.concat_tables([before.select(cuts.column_names).cast(cuts.schema), cuts])
+    return before.select(*cuts.column_names).unionByName(as_frame(before.sparkSession, cuts))
 
 
 def _chosen(rows: Rows, names: list[str]) -> Rows:

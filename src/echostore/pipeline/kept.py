@@ -25,6 +25,10 @@ KEPT_CUTS = CUTS.append(COMMIT)
 KEPT_ADMISSION = ADMISSION.append(COMMIT)
 KEPT_REJECTS = REJECTS.append(pa.field("lasting", pa.bool_(), nullable=False)).append(COMMIT)
 """`lasting` rejects are those of folding, which later builds carry on; order tells its own anew each time."""
+KEPT_BASES = pa.schema(
+    [pa.field("party", pa.binary(), nullable=False), pa.field("base", pa.binary(), nullable=False), COMMIT]
+)
+"""Parties that stand on an epoch, by the hash of its genesis."""
 
 
 def kept_rows(

@@ -20,6 +20,7 @@ from echostore.pipeline import engine_errors
 from echostore.pipeline.building import Built, Job, build
 from echostore.pipeline.clock import Clock
 from echostore.pipeline.driver_bytes import DRIVER_BYTES_MAX, DriverBytes
+from echostore.pipeline.exclusive_folders import check_folder
 from echostore.pipeline.lake import Lake
 from echostore.pipeline.lake.versions import LakeVersion
 from echostore.pipeline.models import known_models
@@ -104,6 +105,7 @@ def chosen_tables(text: str | None) -> tuple[str, ...]:
 
 def check_request(request: RunRequest) -> None:
     """Refuse what can't be done before an engine is started for it."""
+    check_folder(request.out, "output")
     known_models(request.models)
     lake = Lake.open(request.lake)
     base, _ = reading.newest(request.out)
@@ -151,7 +153,8 @@ def run_pipeline(spark: Any, request: RunRequest, *, note: Note | None = None, s
             files = _all_files(job, builds)
             rows = [*_failed_rows(job, failures), *_stray_rows(job, strays)]
             files["parties"] += attempt.write("parties", PARTIES, results_table(rows).to_batches())
-            files = merge_small_files(spark, job.place, files, job.collect)
+            built = {**job.builds, **{party: job.number for each in builds for party in each.keys}}
+            files = merge_small_files(spark, job.place, files, job.collect, built)
             told.rows = sum(
                 file.rows for named in files.values() for file in named if file.path.startswith(attempt.folder)
             )

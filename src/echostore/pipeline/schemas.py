@@ -427,6 +427,14 @@ PARTIES = pa.schema(
         pa.field("membership", pa.binary(), nullable=False),
         # The data feed that the genesis names; null without a genesis, and for child parties.
         pa.field("genesis_feed", pa.binary()),
+        # The epoch that its state is folded from, where that left something out: number, hash of its genesis, and its
+        # whole name (wire.base_epoch.BaseName); null where the lake lacks its snapshot.
+        pa.field("base_number", pa.int64()),
+        pa.field("base", pa.binary()),
+        pa.field("base_name", pa.binary()),
+        # Up to where it reaches: keys of data feeds side by side, and their lengths (packed).
+        pa.field("base_feeds", pa.binary()),
+        pa.field("base_lengths", pa.binary()),
     ]
 )
 

@@ -59,6 +59,8 @@ class HomeFeed:
         self.store = store
         self.key: FeedKey = feed.key
         self.control = feed.kind == "control"
+        self.beginning: int = feed.base
+        """Blocks before this one were deleted here, below an epoch."""
         self._held = feed
         self._branches: Sequence[Branch] = store.branches(feed.key)
         self.runs = self._find_runs()

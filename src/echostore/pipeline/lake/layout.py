@@ -3,6 +3,7 @@
     LAKE/log/00000000000000000001.json       one entry per publish or compaction; the number is the version
     LAKE/blocks/<first 2>/<sha256>.parquet   rows of `schemas.BLOCKS`, named by their content, never changed
     LAKE/runs/<sha256>.parquet               rows of `schemas.RUNS`: which blocks are where
+    LAKE/bases/<genesis hash>.parquet        rows of `schemas.BLOBS`: the snapshot of an epoch that left something out
     LAKE/writing/<random>                    files on their way; nobody reads them
 
 A name that comes out of the log or out of a runs file is checked against these shapes before it becomes a path.
@@ -13,9 +14,10 @@ import re
 from pathlib import Path
 
 from echostore.kernel.errors import Corrupt, NotFound, Refused, UsageError
+from echostore.pipeline.exclusive_folders import check_folder, check_links
 from echostore.store.durable_file import file_error, sync_folder
 
-LOG, BLOCKS_FOLDER, RUNS_FOLDER, WRITING = "log", "blocks", "runs", "writing"
+LOG, BLOCKS_FOLDER, RUNS_FOLDER, WRITING, BASES_FOLDER = "log", "blocks", "runs", "writing", "bases"
 VERSION_DIGITS = 20
 
 _ENTRY = re.compile(rf"[0-9]{{{VERSION_DIGITS}}}\.json")
@@ -29,6 +31,11 @@ def blocks_name(sha256: str) -> str:
 
 def runs_name(sha256: str) -> str:
     return f"{RUNS_FOLDER}/{sha256}.parquet"
+
+
+def base_name(genesis: bytes) -> str:
+    """The file of an epoch's snapshot, by the hash of its genesis."""
+    return f"{BASES_FOLDER}/{genesis.hex()}.parquet"
 
 
 def entry_name(version: int) -> str:
@@ -62,6 +69,7 @@ def version_in_name(name: str) -> int | None:
 
 def make_lake(path: str | os.PathLike[str]) -> Path:
     """The folder of a lake, made when it is missing or empty; an existing lake is left as it is."""
+    check_folder(path, "lake")
     try:
         folder = Path(os.path.abspath(os.fspath(path)))
         if folder.exists() and not folder.is_dir():
@@ -70,9 +78,12 @@ def make_lake(path: str | os.PathLike[str]) -> Path:
             raise Refused(
                 f"{folder} holds other files and no lake.", next_step="Name a new or empty folder as the lake."
             )
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / LOG).is_dir():
+            check_links(folder)
         for name in (BLOCKS_FOLDER, RUNS_FOLDER, WRITING, LOG):
             # The log comes last: a folder with a log has everything else.
-            (folder / name).mkdir(parents=True, exist_ok=True)
+            (folder / name).mkdir(exist_ok=True)
         sync_folder(folder)
     except (OSError, ValueError) as error:
         raise file_error(error, f"make the lake {os.fspath(path)!r}") from error
@@ -81,6 +92,7 @@ def make_lake(path: str | os.PathLike[str]) -> Path:
 
 def find_lake(path: str | os.PathLike[str]) -> Path:
     """The folder of a lake that exists."""
+    check_folder(path, "lake")
     try:
         folder = Path(os.path.abspath(os.fspath(path)))
         if (folder / LOG).is_dir():

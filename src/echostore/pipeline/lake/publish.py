@@ -17,6 +17,7 @@ import pyarrow as pa
 from echostore.kernel.errors import Corrupt, Locked, NotFound
 from echostore.kernel.ids import PartyKey
 from echostore.pipeline.lake import log
+from echostore.pipeline.lake.bases import publish_base
 from echostore.pipeline.lake.home_feeds import HomeFeed, feeds_of, open_feeds
 from echostore.pipeline.lake.reading import read_rows, read_runs
 from echostore.pipeline.lake.strands import Run
@@ -51,8 +52,12 @@ class Published:
     blocks: int = 0
     files: int = 0
     bytes: int = 0
+    bases: int = 0
+    """Snapshots of epochs that left something out."""
     damaged: list[tuple[PartyKey, str]] = field(default_factory=list)
     """Parties of which not everything could be read, and why. The others are published all the same."""
+    compacted: dict[PartyKey, int] = field(default_factory=dict)
+    """Parties of which neither the home nor the lake has the beginning: blocks that were deleted below an epoch."""
 
 
 def publish(
@@ -132,8 +137,14 @@ class _Publishing:
         if store is None:
             return
         with store:
+            # Before the blocks: who finds an epoch in the control feeds of a version finds its snapshot too.
+            self._done.bases += publish_base(self._home, self._lake.path, party, store)
             for feed in feeds_of(store):
-                lacking = self._lacking(feed, known.get((party, feed.key), []))
+                in_lake = known.get((party, feed.key), [])
+                gone = _gone(feed.beginning, in_lake)
+                if gone:
+                    self._done.compacted[party] = self._done.compacted.get(party, 0) + gone
+                lacking = self._lacking(feed, in_lake)
                 for index, start, end in lacking:
                     self._written.add((party, feed.key))
                     yield from feed.batches(index, start, end)
@@ -190,3 +201,12 @@ class _Publishing:
                 if not self._written.isdisjoint(added):
                     return False
         return True
+
+
+def _gone(beginning: int, known: list[LakeRun]) -> int:
+    """How many blocks before the beginning of a feed of the home the lake lacks too."""
+    gone, at = 0, 0
+    for run in sorted((each.run for each in known), key=lambda run: run.start):
+        gone += max(0, min(run.start, beginning) - at)
+        at = max(at, run.end)
+    return gone + max(0, beginning - at)

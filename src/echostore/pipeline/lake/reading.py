@@ -103,6 +103,40 @@ class BlocksReader:
         return self._decoded[2]
 
 
+class BlobsReader:
+    """One open file of blobs: by CID, a row group at a time. Nothing is compared with its CID here."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = _parquet(path, getattr(_kept, "opener", open_plainly), schemas.BLOBS)
+        self._places: dict[bytes, tuple[int, int]] = {}
+        for group in range(self._file.metadata.num_row_groups):
+            for row, cid in enumerate(self._column(group, "cid").to_pylist()):
+                self._places[cid] = group, row
+        self._decoded: dict[int, pa.ChunkedArray] = {}
+
+    def get(self, cid: bytes) -> bytes | None:
+        place = self._places.get(cid)
+        if place is None:
+            return None
+        group, row = place
+        column = self._decoded.pop(group, None)
+        if column is None:
+            column = self._column(group, "data")
+            while len(self._decoded) >= OPEN_FILES_MAX:
+                self._decoded.pop(next(iter(self._decoded)))
+        self._decoded[group] = column  # the newest is last
+        data: bytes = column[row].as_py()
+        return data
+
+    def _column(self, group: int, name: str) -> pa.ChunkedArray:
+        if self._file.metadata.row_group(group).total_byte_size > ROW_GROUP_BYTES_MAX:
+            raise _damaged(self.path, f"row group {group} claims more than {ROW_GROUP_BYTES_MAX} bytes")
+        return _guarded(
+            self.path, lambda: self._file.read_row_group(group, columns=[name], use_threads=False).column(name)
+        )
+
+
 def read_runs(lake: Path, record: RunsFile, parties: Sequence[bytes] | None) -> pa.Table:
     """The rows of a runs file; with `parties`, at least theirs. Read whole, its hash is checked; in parts, its pages."""
     path = path_of(lake, record.file)

@@ -22,6 +22,7 @@ from typing import Any
 import pyarrow as pa
 
 from echostore.kernel.errors import Corrupt
+from echostore.pipeline.exclusive_folders import check_folder, check_links
 from echostore.pipeline.output import reading
 from echostore.pipeline.output.files import Step, no_step, write_file
 from echostore.pipeline.output.layout import COMMITS, DECISION, LEASE, STAGED_PREFIX, attempt_folder, commit_name
@@ -60,12 +61,14 @@ class Attempt:
 
     def _take_lease(self) -> None:
         # The folder appears with its lease already taken: nobody ever sees an attempt whose driver seems dead.
+        check_folder(self.out, "output")
         staged = self.out / f"{STAGED_PREFIX}{self.id.hex}"
         where = self.out / self.folder
         try:
             self._step("make folder")
             (self.out / COMMITS).mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
             where.parent.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+            check_links(self.out / COMMITS)
             staged.mkdir(mode=PRIVATE_FOLDER)
             self._lease = os.open(staged / LEASE, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE)
             fcntl.flock(self._lease, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -28,6 +28,7 @@ from echostore.pipeline.stages.frames import frame_of, mapped
 from echostore.pipeline.stages.holding import HeldPiece, Stretch, hold
 from echostore.pipeline.stages.party_fold import ControlFeed, FoldedParty, fold_party
 from echostore.pipeline.stages.planning import BUCKET_BITS, plan_pieces
+from echostore.pipeline.stages.standing import stands_on
 from echostore.pipeline.stages.verify import Piece, piece_rows, verify_piece
 from echostore.wire.membership import membership_state
 
@@ -110,30 +111,46 @@ class ControlTables(Tables):
         released(self.bundles)
 
 
+CONTROL_HERE_BYTES = 256 << 10
+"""Control feeds that the driver folds itself when it is asked to: a thousand credentials, a quarter of a second."""
+
+
 def fold_control(
-    spark: Any, lake_version: Any, parties: Collection[bytes] | None = None, limits: Limits | None = None
+    spark: Any,
+    lake_version: Any,
+    parties: Collection[bytes] | None = None,
+    limits: Limits | None = None,
+    here_bytes_max: int = 0,
 ) -> ControlTables:
     """Fold the control feeds of parties, or of all; child parties come with their parents.
 
-    A wanted party without control feeds of its own may be a child of any other: then all parties are folded.
+    A wanted party without control feeds of its own may be a child of any other: then all parties are folded. Up to
+    `here_bytes_max` of them the work is done where this is called, and the tables are here.
     """
     runs = lake_version.runs(parties=parties, control=True)
     if parties is not None and set(parties) - set(runs["party"].unique().to_pylist()):
         runs = lake_version.runs(control=True)
     pieces = plan_pieces(runs, limits=_limits(runs, limits or {})).pieces
     total = int(runs["bytes"].to_numpy().sum())
-    tasks = max(int(spark.sparkContext.defaultParallelism), total // PARTY_TASK_BYTES)
-    frame = together(frame_of(spark, pieces), tasks)
-    bundles = mapped(frame, _Folding(str(lake_version.lake.path)), BUNDLES).persist()
+    lake = str(lake_version.lake.path)
+    if total <= here_bytes_max:
+        bundles = _bundles_here(lake, pieces)
+    else:
+        tasks = max(int(spark.sparkContext.defaultParallelism), total // PARTY_TASK_BYTES)
+        bundles = mapped(together(frame_of(spark, pieces), tasks), _Folding(lake), BUNDLES).persist()
     tables = {name: unbundled(bundles, name, schema) for name, schema in TABLES.items()}
     return ControlTables(spark, tables, bundles)
 
 
 def fold_control_here(lake: str, runs: pa.Table) -> dict[str, pa.Table]:
     """The same of a few parties, inside one task: the tables by name. `runs` are sorted control runs."""
-    pieces = plan_pieces(runs).pieces.sort_by("party").combine_chunks()
-    bundles = pa.Table.from_batches(_Folding(lake)(iter(pieces.to_batches())), BUNDLES)
+    bundles = _bundles_here(lake, plan_pieces(runs).pieces)
     return {name: unbundled(bundles, name, schema) for name, schema in TABLES.items()}
+
+
+def _bundles_here(lake: str, pieces: pa.Table) -> pa.Table:
+    ordered = pieces.sort_by("party").combine_chunks()
+    return pa.Table.from_batches(_Folding(lake)(iter(ordered.to_batches())), BUNDLES)
 
 
 def _limits(runs: pa.Table, limits: Limits) -> dict[tuple[bytes, bytes], int]:
@@ -174,7 +191,7 @@ def _fold(lake: str, party: PartyKey, pieces: pa.Table, bundler: Bundler) -> Non
     machine = folded.membership.machine
     children = [child for child, _ in machine.children]
     for child in (None, *children):
-        _tell_party(folded, child, bundler)
+        _tell_party(folded, child, stands_on(lake, machine.epoch_tally(child)), bundler)
         for key, feed in feeds.items():
             if folded.cursors[feed_id(key)].key == key:
                 for held in feed.held.pieces:
@@ -204,7 +221,7 @@ def _control_feed(lake: str, key: FeedKey, pieces: list[Piece]) -> ControlFeed:
     return ControlFeed(key, hold(stretches), links, payloads)
 
 
-def _tell_party(folded: FoldedParty, child: PartyKey | None, bundler: Bundler) -> None:
+def _tell_party(folded: FoldedParty, child: PartyKey | None, base: dict[str, Any], bundler: Bundler) -> None:
     machine = folded.membership.machine
     party = child or machine.party
     genesis = machine.genesis
@@ -219,6 +236,7 @@ def _tell_party(folded: FoldedParty, child: PartyKey | None, bundler: Bundler) -
             "admission": admission.digest,
             "membership": membership_state(machine),
             "genesis_feed": genesis.data_feed if genesis and child is None else None,
+            **base,
         },
     )
     _tell_admission(party, admission, bundler)

@@ -54,13 +54,11 @@ READER = "reader"
 # planning: which stretches
 
 
-def plan_slices(
-    spark: Any, lake: str, runs: pa.Table, cuts: Rows, admission: Rows, before: Rows | None, *, history: bool = False
-) -> Rows:
-    """The stretches between the cuts of the last commit (`before`, CUTS) and those of this run. With `history` all below
-    the cuts of this run. Given tables they are planned here, given DataFrames by tasks."""
+def plan_slices(spark: Any, lake: str, runs: pa.Table, cuts: Rows, admission: Rows, before: Rows | None) -> Rows:
+    """The stretches between earlier cuts (`before`: party, feed, control, length) and those of this run; without, all
+    below the latter. Given tables they are planned here, given DataFrames by tasks."""
     if isinstance(cuts, pa.Table) and isinstance(admission, pa.Table) and not _elsewhere(before):
-        return _plan_here(lake, runs, cuts, admission, None if history else before)
+        return _plan_here(lake, runs, cuts, admission, before)
     from pyspark.sql import functions as f
 
     cuts, admission = as_frame(spark, cuts), as_frame(spark, admission)
@@ -72,7 +70,7 @@ def plan_slices(
     )
     frame = frame_of(spark, runs.select(RUNS.names)).filter("NOT control").join(data, ["party", "feed"])
     frame = frame.join(totals, "party").join(standing, ["party", "feed"], "left")
-    if before is None or history:
+    if before is None:
         frame = frame.withColumn("after", f.lit(0).cast("long"))
     else:
         known = as_frame(spark, before).filter("NOT control").select("party", "feed", f.col("length").alias("after"))

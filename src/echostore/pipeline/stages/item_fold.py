@@ -12,7 +12,18 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError
 
 from echostore.kernel.errors import Corrupt
-from echostore.kernel.ids import FeedId, IdentityKey, ItemId, PartyKey, Stamp, item_text
+from echostore.kernel.ids import (
+    ARC_BIT,
+    POSITION_BITS,
+    FeedId,
+    IdentityKey,
+    ItemId,
+    PartyKey,
+    Stamp,
+    item_creator,
+    item_local,
+    item_text,
+)
 from echostore.kernel.items.operations import GENESIS, METADATA, PLACEMENT, ItemOperation, Reject, WriterRole
 from echostore.kernel.items.record import ACCESS_KEY, ItemRecord
 from echostore.kernel.items.state import PartyState
@@ -31,6 +42,7 @@ from echostore.wire.values import value_from_bytes
 
 WriterAt = Callable[[FeedId, int], WriterRole]
 IdentityOf = Callable[[FeedId], IdentityKey | None]
+BaseLength = Callable[[FeedId], int]
 
 NOBODY = WriterRole(IdentityKey(b""), "")
 """The writer of operations on an item without access rules: nobody asks."""
@@ -67,18 +79,23 @@ def fold_item(
     absent: frozenset[ItemId] = frozenset(),
     writer_at: WriterAt | None = None,
     identity_of: IdentityOf = lambda feed: None,
+    base_length: BaseLength = lambda feed: 0,
 ) -> Folded:
-    """Fold operations of one item. Without `writer_at` an item that has access rules, or gets some, is not folded."""
+    """Fold operations of one item. Without `writer_at` an item that has access rules, or gets some, is not folded.
+
+    `base_length` is how much of each feed lies inside the epoch that the party stands on: what was made there and is
+    missing was discarded.
+    """
     ordered = sorted(given, key=lambda one: (one.stamp, one.order))
     folded = Folded()
     if writer_at is None and ((previous is not None and previous.access) or any(_rules(one) for one in ordered)):
         folded.ruled = True
         return folded
-    state = PartyState(party, factory, load=lambda _: previous, identity_of=identity_of)
+    state = PartyState(party, factory, load=lambda _: previous, identity_of=identity_of, base_length=base_length)
     parents: dict[Stamp, ItemId] = {}
     for one in ordered:
         if one.operation.field == GENESIS:
-            _create(state, one, absent)
+            _create(state, one, absent, base_length)
     for stamp, _, time_ms, operation in ordered:
         if operation.field == GENESIS:
             continue
@@ -96,18 +113,18 @@ def fold_item(
     for move in state.tree.moves:
         parent = parents.get(move.stamp)
         if parent is not None and parent in absent:
-            folded.rejects.append(_no_parent(move.stamp, parent))
+            folded.rejects.append(_no_parent(move.stamp, parent, base_length))
         else:
             folded.moves.append(move._replace(parent=parent))
     return folded
 
 
-def _create(state: PartyState, one: Given, absent: frozenset[ItemId]) -> None:
+def _create(state: PartyState, one: Given, absent: frozenset[ItemId], base_length: BaseLength) -> None:
     stamp, _, time_ms, operation = one
     genesis = operation.body
     before = state.record(genesis.item)
     if before is None and genesis.parent is not None and genesis.parent in absent:
-        state.rejects.append(_no_parent(stamp, genesis.parent))
+        state.rejects.append(_no_parent(stamp, genesis.parent, base_length))
         return
     rootless = operation._replace(body=replace(genesis, parent=None))
     state.apply_operation(rootless, stamp, time_ms, NOBODY)
@@ -116,8 +133,11 @@ def _create(state: PartyState, one: Given, absent: frozenset[ItemId]) -> None:
         record.genesis = genesis
 
 
-def _no_parent(stamp: Stamp, parent: ItemId) -> Reject:
-    return Reject(stamp.feed, stamp.seq, stamp.position, Reason.NO_PARENT, item_text(parent))
+def _no_parent(stamp: Stamp, parent: ItemId, base_length: BaseLength) -> Reject:
+    local = item_local(parent)
+    discarded = not local & ARC_BIT and local >> POSITION_BITS < base_length(item_creator(parent))
+    reason = Reason.DISCARDED if discarded else Reason.NO_PARENT
+    return Reject(stamp.feed, stamp.seq, stamp.position, reason, item_text(parent))
 
 
 def _rules(one: Given) -> bool:

@@ -256,7 +256,8 @@ def _look_up(
         targets = pa.Table.from_batches(as_targets(iter(held.to_batches())), schemas.TARGETS)
     else:
         targets = mapped(held, as_targets, schemas.TARGETS)
-    blocks = int((plan.pieces["end"].to_numpy() - plan.pieces["start"].to_numpy()).sum())
+    fresh = plan.pieces.filter(pc.invert(plan.pieces["old"]))
+    blocks = int((fresh["end"].to_numpy() - fresh["start"].to_numpy()).sum())
     return look_up(
         lake,
         dependencies,

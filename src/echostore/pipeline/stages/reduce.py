@@ -8,7 +8,6 @@ What is hard is folded again by the rounds of `fold_rounds`; `SparkEngine` runs 
 the attempt. Lists of hard items and of edges come to the driver only where something is hard or absent.
 """
 
-import json
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -46,8 +45,10 @@ from echostore.pipeline.stages.fold_rounds import Again, Findings, Items, Round,
 from echostore.pipeline.stages.frames import frame_of, mapped
 from echostore.pipeline.stages.move_rows import party_moves
 from echostore.pipeline.stages.operation_columns import CREATED, GONE, LACKED, PLACED, WANTED, rows_table
-from echostore.pipeline.stages.parcels import REPORT, bucket_nibbles, pack, packed, parcels_batch, unpack
+from echostore.pipeline.stages.parcel_chunks import chunks_of, notes_in
+from echostore.pipeline.stages.parcels import bucket_nibbles, pack, packed, parcels_batch, unpack
 from echostore.pipeline.stages.reduce_bucket import Reduced, reduce_bucket
+from echostore.pipeline.stages.standing import Bases
 from echostore.pipeline.stages.state_files import (
     StateWriter,
     by_bucket,
@@ -60,8 +61,6 @@ from echostore.pipeline.stages.state_files import (
 from echostore.pipeline.stages.subtrees import Subtrees, TopsBefore, latest_tops, tops_parcels
 from echostore.pipeline.stages.writers import absent_items, read_arrow, writers_of
 
-CHUNK_ROWS = 1 << 18
-"""Operations that a task reduces at once: many buckets of small parties, or one of a large one."""
 TASK_BLOCKS = 1 << 18
 """Blocks for one task of a round, at least: seconds of work."""
 
@@ -97,6 +96,14 @@ class Inputs:
     """REJECTS of the last commit whose reason is one of LACKING."""
     moved: Any | None = None
     """Blocks below the cuts before whose standing changed: party, feed, start, end."""
+    bases: Bases | None = None
+    """The epochs that parties stand on: what is folded from the past is folded from there."""
+
+    def cuts_below(self, history: bool) -> Rows | None:
+        """Where the blocks begin that a round takes."""
+        if not history:
+            return self.cuts_before
+        return self.bases.cuts() if self.bases else None
 
 
 TURNS = 1 << 20
@@ -146,8 +153,7 @@ class SparkEngine:
             self._runs(round),
             given.cuts,
             given.admission,
-            given.cuts_before,
-            history=round.history,
+            given.cuts_below(round.history),
         )
         tasks = self._tasks(slices)
         parcels = demultiplex(given.spark, slices, Demux(given.lake, given.place, wanted), tasks)
@@ -164,6 +170,8 @@ class SparkEngine:
             None if wanted is None else self._scratch("admission", self._admission(round)),
             round.history,
             trees=wanted is None and self._here,
+            lake=given.lake,
+            bases=self._scratch("bases", given.bases.rows) if given.bases else None,
         )
         sorted_parcels = by_task(parcels, tasks).sortWithinPartitions("party", "bucket")
         return self._found(round, named_files(given.collect(mapped(sorted_parcels, task, NAMED))))
@@ -192,7 +200,9 @@ class SparkEngine:
                 gone.add(place)
                 continue
             standing.add(place)
-            if row["before"] and row["parent"] is not None and place not in self._refolded:
+            # What a base has exists for good, also below a parent that was discarded.
+            based = self.inputs.bases is not None and self.inputs.bases.inside(*place)
+            if row["before"] and row["parent"] is not None and place not in self._refolded and not based:
                 rows.append(_edge(row["party"], row["item"], row["parent"], CREATED))
         rows += self._placed_before(parties)
         for row in rows:
@@ -239,9 +249,7 @@ class SparkEngine:
     def _moved_slices(self) -> Any:
         """Slices of the blocks whose standing changed, planned as if nothing had been taken before."""
         given = self.inputs
-        every = plan_slices(
-            given.spark, given.lake, given.runs, given.cuts, given.admission, given.cuts_before, history=True
-        )
+        every = plan_slices(given.spark, given.lake, given.runs, given.cuts, given.admission, given.cuts_below(True))
         assert given.moved is not None
         every = as_frame(given.spark, every)
         moved = given.moved.selectExpr("party", "feed", "start AS `from`", "end AS `to`")
@@ -449,6 +457,9 @@ class Reducing:
     history: bool = False
     trees: bool = False
     """Whether to make the subtrees of the buckets too. Later rounds leave that to the snapshot."""
+    lake: str = ""
+    bases: str | None = None
+    """Where the names of the epochs are that parties stand on."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         results = _Results(self.place, self.turn)
@@ -456,17 +467,18 @@ class Reducing:
         absent = None if self.absent is None else absent_items(self.absent)
         writers = None if self.admission is None else writers_of(read_arrow(self.admission))
         factory = model_factory(self.models)
+        bases = None if self.bases is None else Bases(self.lake, read_arrow(self.bases), factory)
         reports: list[dict[str, Any]] = []
-        for chunk in _chunks(batches, reports):
+        for chunk in chunks_of(batches, reports):
             work = chunk.filter(pc.greater(chunk["rows"], 0))
             if not work.num_rows:
                 continue
             nibbles, previous = self._previous(chunk, work)
             bucket = unpack(work, previous)
-            reduced = reduce_bucket(bucket, factory, absent=absent, writers=writers, history=self.history)
+            reduced = reduce_bucket(bucket, factory, absent=absent, writers=writers, history=self.history, bases=bases)
             results.add(reduced, previous, nibbles)
             if self.trees:
-                before = TopsBefore(self.place.out, _notes(chunk))
+                before = TopsBefore(self.place.out, notes_in(chunk))
                 subtrees.add_changed(reduced.states, previous, nibbles, before.nodes)
         files = results.write()
         for kind, named in subtrees.write().items():
@@ -484,7 +496,7 @@ class Reducing:
             buckets[party].add(bucket)
         nibbles = {party: len(next(iter(each))) for party, each in buckets.items()}
         notes: dict[int, list[str]] = defaultdict(list)
-        for party, bucket, note in _notes(chunk):
+        for party, bucket, note in notes_in(chunk):
             if bucket in buckets.get(party, ()):
                 notes[nibbles[party]].append(note)
         tables = []
@@ -493,45 +505,6 @@ class Reducing:
             table, _ = read_states(self.place.out, states_noted(each), same)
             tables.append(table)
         return nibbles, pa.concat_tables(tables) if tables else ITEM_STATES.empty_table()
-
-
-def _notes(chunk: pa.Table) -> Iterator[tuple[bytes, str, str]]:
-    noted = chunk.filter(pc.is_valid(chunk["note"])).select(["party", "bucket", "note"])
-    return zip(*(column.to_pylist() for column in noted.columns), strict=True)
-
-
-def _chunks(batches: Iterator[pa.RecordBatch], reports: list[dict[str, Any]]) -> Iterator[pa.Table]:
-    """Sorted parcels in chunks of whole buckets; reports aside."""
-    held: list[pa.RecordBatch] = []
-    rows = 0
-    for batch in batches:
-        start = 0
-        places = list(zip(batch["party"].to_pylist(), batch["bucket"].to_pylist(), strict=True))
-        counts = batch["rows"].to_pylist()
-        for at, (_, bucket) in enumerate(places):
-            if bucket == REPORT:
-                reports.append(json.loads(batch["note"][at].as_py()))
-            last = held[-1] if held else None
-            before = places[at - 1] if at > start else (_place(last) if last is not None and at == start else None)
-            if rows >= CHUNK_ROWS and before is not None and before != places[at]:
-                if at > start:
-                    held.append(batch.slice(start, at - start))
-                yield _work(held)
-                held, rows, start = [], 0, at
-            rows += counts[at]
-        if len(places) > start:
-            held.append(batch.slice(start))
-    if held:
-        yield _work(held)
-
-
-def _place(batch: pa.RecordBatch) -> tuple[bytes, str]:
-    return batch["party"][batch.num_rows - 1].as_py(), batch["bucket"][batch.num_rows - 1].as_py()
-
-
-def _work(held: list[pa.RecordBatch]) -> pa.Table:
-    table = pa.Table.from_batches(held)
-    return table.filter(pc.not_equal(table["bucket"], REPORT))
 
 
 @dataclass(slots=True)

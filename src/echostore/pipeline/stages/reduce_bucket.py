@@ -18,7 +18,7 @@ history, without a state before. Nothing is hard then.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +66,7 @@ from echostore.pipeline.stages.property_columns import (
     join_layers,
     split_states,
 )
+from echostore.pipeline.stages.standing import Bases
 
 _POSITION_MASK = 0xFFFF
 _PROPERTY_SET = (PropertySet.name, PropertySet.version)
@@ -110,22 +111,25 @@ def reduce_bucket(
     absent: Mapping[PartyKey, frozenset[ItemId]] | None = None,
     writers: Writers | None = None,
     history: bool = False,
+    bases: Bases | None = None,
 ) -> Reduced:
     """Fold a bucket. With `writers`, all operations are single ones and only the items that are asked for as WANTED are
     folded, by the kernel; each that changed or does not exist has a row in the states then. With `history` they are folded
-    from nothing, and `previous` tells only who exists by now."""
+    from nothing, or from the epoch that their party stands on, and `previous` tells only who exists by now."""
     out = Results(bucket.parties)
     plain, rest, asked = _frame(bucket.plain), _frame(bucket.rest), _frame(bucket.asked)
     before = _before(bucket)
+    named: list[_Key] = []
     if writers is None:
         plain, rest = _fold_easy(plain, rest, before, bucket, out)
     else:
         wanted = asked.filter(pl.col("why") == WANTED).select(ITEM).unique()
+        named = list(wanted.iter_rows()) if history else []
         rest = rest.join(wanted, on=ITEM, how="semi")
         expected = wanted if history else wanted.join(before, on=ITEM, how="anti")
         out.expect((key[0], _item(key)) for key in expected.iter_rows())
-    fold = _Fold(bucket, factory, absent or {}, writers, history)
-    hard = _fold_others(plain, rest, before, fold, out)
+    fold = _Fold(bucket, factory, absent or {}, writers, history, bases)
+    hard = _fold_others(plain, rest, before, fold, out, named)
     states = out.states()
     after = _frame_of_states(states, bucket.parties)
     lost = after.filter(pl.col("gone"))
@@ -361,6 +365,21 @@ class _Fold:
     absent: Mapping[PartyKey, frozenset[ItemId]]
     writers: Writers | None
     history: bool
+    bases: Bases | None
+
+    def previous(self, key: "_Key", row: int | None) -> ItemRecord | None:
+        """The state that an item is folded from: the last one, or in `history` what the party's base has of it."""
+        if not self.history:
+            return None if row is None else _restored(self.bucket.previous, row, self.factory)
+        party = self.bucket.parties[key[0]]
+        return self.bases.opened(party).record(_item(key)) if self.bases and party in self.bases else None
+
+    def moves(self, key: "_Key") -> list[TreeMove]:
+        """Those of an item that its party's base has, where it is folded from there."""
+        party = self.bucket.parties[key[0]]
+        if not self.history or not self.bases or party not in self.bases:
+            return []
+        return self.bases.opened(party).moves_of([_item(key)])
 
     def item(self, key: "_Key", previous: ItemRecord | None, given: list[Given]) -> Folded:
         party = self.bucket.parties[key[0]]
@@ -373,6 +392,7 @@ class _Fold:
             absent=self.absent.get(party, frozenset()),
             writer_at=None if self.writers is None else self.writers.role_at[party],
             identity_of=_nobody if self.writers is None else self.writers.identity_of[party],
+            base_length=self.bases.lengths(party) if self.bases else _nothing,
         )
 
 
@@ -380,27 +400,37 @@ def _nobody(feed: FeedId) -> None:
     """Who a feed belongs to, where nobody asks."""
 
 
+def _nothing(feed: FeedId) -> int:
+    """What of a feed lies inside of no epoch."""
+    return 0
+
+
 def _item(key: "_Key") -> ItemId:
     return ItemId(key[1].to_bytes(8, "big") + key[2].to_bytes(8, "big"))
 
 
 def _fold_others(
-    plain: pl.DataFrame, rest: pl.DataFrame, before: pl.DataFrame, fold: _Fold, out: Results
+    plain: pl.DataFrame, rest: pl.DataFrame, before: pl.DataFrame, fold: _Fold, out: Results, named: Iterable["_Key"]
 ) -> pl.DataFrame:
-    """Fold by the kernel; returns the hard items that exist all the same, with their genesis's depth."""
+    """Fold by the kernel; returns the hard items that exist all the same, with their genesis's depth. Those that are
+    `named` are folded also where nobody wrote to them: what a base has of them stays."""
     bucket = fold.bucket
     existing: list[tuple[int, int, int, int]] = []
     given, refused = _given(plain, rest, bucket.parties)
     rows = {(party, creator, local): row for party, creator, local, row in before.select(*ITEM, "row").iter_rows()}
+    for key in named:
+        if fold.bases and bucket.parties[key[0]] in fold.bases:
+            given.setdefault(key, [])
     plain_items = set(plain.filter(~pl.col("metadata")).select(ITEM).unique().iter_rows())
     metadata_items = set(plain.filter(pl.col("metadata")).select(ITEM).unique().iter_rows())
     for key, operations in given.items():
         party, item = bucket.parties[key[0]], _item(key)
         row = rows.get(key)
-        previous = None if row is None or fold.history else _restored(bucket.previous, row, fold.factory)
+        previous = fold.previous(key, row)
         folded = fold.item(key, previous, operations)
+        folded.moves += fold.moves(key)
         hard = fold.writers is None and _is_hard(folded, key in plain_items, key in metadata_items)
-        if not hard and not folded.late:
+        if fold.history or (not hard and not folded.late):
             out.add_folded(party, item, folded)
             continue
         out.add_hard(party, item, history=folded.late)

@@ -72,6 +72,8 @@ class HereEngine(SparkEngine):
             None if wanted is None else self._scratch("absent", items_table(round.absent)),
             None if wanted is None else self._scratch("admission", self._admission(round)),
             round.history,
+            lake=given.lake,
+            bases=self._scratch("bases", given.bases.rows) if given.bases else None,
         )
         table = pa.Table.from_batches(parcels, PARCELS)
         table = table.sort_by([("party", "ascending"), ("bucket", "ascending")]).combine_chunks()
@@ -90,14 +92,15 @@ class HereEngine(SparkEngine):
     # what goes in
 
     def _slices(self, round: Round) -> list[dict[str, Any]]:
-        """Stretches between the cuts before and those of now; with `history` all of them."""
-        after: dict[tuple[bytes, bytes], int] = {}
-        if self.inputs.cuts_before is not None and not round.history:
-            known = self.inputs.cuts_before
-            names = ("party", "feed", "length")
-            for party, feed, length in zip(*(known[name].to_pylist() for name in names), strict=True):
-                after[party, feed] = length
-        return list(self._sliced(self._runs(round), after))
+        """Stretches between the cuts before and those of now; with `history` from the beginning, or from the base."""
+        return list(self._sliced(self._runs(round), self._after(round.history)))
+
+    def _after(self, history: bool) -> dict[tuple[bytes, bytes], int]:
+        known = self.inputs.cuts_below(history)
+        if known is None:
+            return {}
+        columns = (known[name].to_pylist() for name in ("party", "feed", "length"))
+        return {(party, feed): length for party, feed, length in zip(*columns, strict=True)}
 
     def _sliced(self, runs: pa.Table, after: dict[tuple[bytes, bytes], int]) -> Iterator[dict[str, Any]]:
         standing: dict[tuple[bytes, bytes], list[dict[str, Any]]] = defaultdict(list)
@@ -127,7 +130,7 @@ class HereEngine(SparkEngine):
         for row in self.inputs.moved.to_pylist():  # type: ignore[union-attr]  # the caller has looked
             ranges[row["party"], row["feed"]].append((row["start"], row["end"]))
         found = []
-        for each in self._sliced(self.inputs.runs, {}):
+        for each in self._sliced(self.inputs.runs, self._after(history=True)):
             for low, high in ranges.get((each["party"], each["feed"]), ()):
                 start, end = max(each["start"], low), min(each["end"], high)
                 if start < end:

@@ -35,6 +35,7 @@ from echostore.pipeline.stages.move_rows import party_moves
 from echostore.pipeline.stages.operation_columns import rows_table
 from echostore.pipeline.stages.parcels import bucket_nibbles, packed, parcels_batch, unpacked
 from echostore.pipeline.stages.reduce import TURNS, ReadIndex, by_task, index_to_parcels
+from echostore.pipeline.stages.standing import base_lacking
 from echostore.pipeline.stages.state_files import (
     StateWriter,
     index_parcels,
@@ -305,6 +306,9 @@ def _rows_of(table: pa.Table, depth: int) -> dict[tuple[bytes, str], tuple[int, 
 # state roots
 
 
+_OF_PARTIES = ["party", "admission", "membership", "base", "base_number"]
+
+
 def _roots_here(inputs: SnapshotInputs, tops: tuple[NamedFile, ...]) -> dict[str, list[NamedFile]]:
     messages = messages_by_party(inputs.cuts)
     nibbles = {party: bucket_nibbles(count) for party, count in messages.items()}
@@ -320,7 +324,7 @@ def _roots_here(inputs: SnapshotInputs, tops: tuple[NamedFile, ...]) -> dict[str
             "tops": [packed(found[row["party"]])] if row["party"] in found else None,
             "moves": [packed(moved[row["party"]])] if row["party"] in moved else None,
         }
-        for row in inputs.parties.select(["party", "admission", "membership"]).to_pylist()
+        for row in inputs.parties.select(_OF_PARTIES).to_pylist()
     ]
     return _write_roots(inputs.place, model_factory(inputs.models), rows)
 
@@ -339,7 +343,7 @@ def _build_roots(inputs: SnapshotInputs, tops: tuple[NamedFile, ...]) -> dict[st
     places = f.collect_list(f.struct("feed", "seq", "link")).alias("timeframe")
     data = as_frame(spark, inputs.cuts).filter("NOT control AND length > 0")
     totals = data.groupBy("party").agg(f.sum("length").alias("messages"))
-    named = as_frame(spark, inputs.parties).select("party", "admission", "membership")
+    named = as_frame(spark, inputs.parties).select(*_OF_PARTIES)
     frame = named.join(totals, "party", "left")
     frame = frame.join(as_frame(spark, inputs.timeframe).groupBy("party").agg(places), "party", "left")
     found = _tops_frame(inputs, tops)
@@ -424,13 +428,15 @@ def party_root(row: dict[str, Any], factory: ModelFactory, put: Put) -> tuple[An
     moves_cid, membership_cid = cid_of(moves, PROTOBUF), cid_of(membership, PROTOBUF)
     if unknown:  # what a model of another's making amounts to is not known here, so nothing is claimed
         return row["party"], None, None, top.count, ",".join(names), unknown, ""
+    if row["base"] is None and row["base_number"] is not None:
+        return row["party"], None, None, top.count, ",".join(names), "", base_lacking(row["base_number"])
     cid, data = state_root_bytes(
         party=PartyKey(row["party"]),
         timeframe=[
             TimeframeEntry(FeedKey(one["feed"]), one["seq"], Link(one["link"])) for one in row["timeframe"] or ()
         ],
         admission_digest=row["admission"],
-        base_epoch=None,
+        base_epoch=None if row["base"] is None else bytes(row["base"]),
         models=used,
         item_count=top.count,
         membership_root=membership_cid,

@@ -196,14 +196,24 @@ def _groups(parts: list[tuple[bytes, str, pa.Table]]) -> Iterator[list[tuple[byt
 
 def by_bucket(states: pa.Table, nibbles: Mapping[bytes, int]) -> Iterator[tuple[bytes, str, pa.Table]]:
     """States that ascend by party and key, cut into buckets."""
-    parties = states.column("party").to_pylist()
-    keys = states.column("item_key").to_pylist()
-    places = [(party, key.hex()[: nibbles[party]]) for party, key in zip(parties, keys, strict=True)]
-    start = 0
-    for at in range(1, len(places) + 1):
-        if at == len(places) or places[at] != places[start]:
-            yield (*places[start], states.slice(start, at - start))
-            start = at
+    frame = pl.DataFrame(
+        {"party": pl.from_arrow(states.column("party")), "key": pl.from_arrow(states.column("item_key"))}
+    )
+    depths = set(nibbles.values())
+    text = pl.col("key").bin.encode("hex")
+    if len(depths) == 1:
+        frame = frame.select("party", bucket=text.str.head(depths.pop()))
+    else:
+        cut = pl.DataFrame(list(nibbles.items()), schema={"party": pl.Binary, "depth": pl.Int64}, orient="row")
+        frame = frame.join(cut, on="party", how="left", maintain_order="left")
+        frame = frame.select("party", bucket=text.str.head(pl.col("depth")))
+    if frame.is_empty():
+        return
+    changed = (frame["party"] != frame["party"].shift()) | (frame["bucket"] != frame["bucket"].shift())
+    starts = [0, *np.flatnonzero(changed.fill_null(False).to_numpy()).tolist()]
+    for start, end in zip(starts, [*starts[1:], len(frame)], strict=True):
+        party, bucket = frame.row(start)
+        yield party, bucket, states.slice(start, end - start)
 
 
 def parcels_table(parcels: list[dict[str, Any]]) -> pa.Table:

@@ -8,7 +8,7 @@ can't be folded is *deferred*: it stays as it is until the next commit, which bu
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from echostore.pipeline.stages.order_here import blocks_in, order_here
 from echostore.pipeline.stages.parcels import packed, unpacked
 from echostore.pipeline.stages.reduce import LACKING, Inputs, Outcome
 from echostore.pipeline.stages.reduce_here import TooMuchHistory, reduce_here
+from echostore.pipeline.stages.standing import Bases, above_bases, lacks_base
 
 ORDERS = pa.schema(
     [
@@ -141,6 +142,8 @@ class _Before:
     cuts: pa.Table | None = None
     admission: pa.Table | None = None
     lacking: pa.Table | None = None
+    bases: dict[bytes, bytes] = field(default_factory=dict)
+    """The epochs that parties stood on."""
 
 
 class _RootParty:
@@ -178,12 +181,16 @@ class _RootParty:
         elif (before.control_mark, before.data_mark) == (control_mark, data_mark):
             self._waiting = _waiting(before.cuts)
             return self.told(NOTHING)
+        bases = Bases.of(task.lake, control["parties"])
+        if bases.hashes() != before.bases or lacks_base(control["parties"]):
+            return self.told(DEFERRED, "the party stands on another epoch than before")
         known = pc.is_in(data_runs["party"], pa.array(parties, pa.binary()))
         data_runs = data_runs.filter(known)
         ordered = order_here(task.lake, data_runs, control["admission"], control["targets"], before.cuts)
         moved = self._compared(before, ordered.cuts, control["admission"], ordered.plan.forked)
         if moved is None:
             return self.told(DEFERRED, "a feed lost ground: the party has to be built from scratch")
+        moved = above_bases(moved, bases)
         outcome = reduce_here(
             Inputs(
                 spark=None,
@@ -200,6 +207,7 @@ class _RootParty:
                 moves_before=task.files("moves"),
                 lacking_before=before.lacking,
                 moved=moved if len(moved) else None,
+                bases=bases or None,
             )
         )
         self._waiting = _waiting(ordered.cuts)
@@ -239,6 +247,7 @@ class _RootParty:
             unpacked(newest["cuts"]),
             control["admission"],
             unpacked(newest["lacking"]),
+            Bases.of(task.lake, control["parties"]).hashes(),
         )
 
     def _committed(self, parties: list[bytes]) -> _Before:
@@ -257,7 +266,13 @@ class _RootParty:
             return _Before()
         lacking = rejects.filter(pc.and_(rejects["lasting"], pc.is_in(rejects["reason"], pa.array(LACKING))))
         data = cuts.filter(pc.invert(cuts["control"]))
-        return _Before(cuts=data.select(CUTS.names), admission=admission, lacking=lacking.select(REJECTS.names))
+        stood = _rows_kept(task.out, commit, "bases", kept.KEPT_BASES, builds)
+        return _Before(
+            cuts=data.select(CUTS.names),
+            admission=admission,
+            lacking=lacking.select(REJECTS.names),
+            bases={} if stood is None else {row["party"]: row["base"] for row in stood.to_pylist()},
+        )
 
     # what changed
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from echostore.kernel.errors import EchoError, EngineFailed
+from echostore.pipeline.exclusive_folders import check_folder
 from echostore.pipeline.lake import Lake
 from echostore.pipeline.lake.log import read_entry
 from echostore.pipeline.models import known_models
@@ -102,6 +103,7 @@ Note = Callable[[str], None]
 
 def check_stream(request: StreamRequest) -> None:
     """Refuse what can't be done before an engine is started for it."""
+    check_folder(request.out, "output")
     known_models(request.models)
     lake = Lake.create(request.lake) if request.home is not None else Lake.open(request.lake)
     base, _ = reading.newest(request.out)
