@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from echostore.peer.items import Item
     from echostore.peer.party import Party
     from echostore.peer.peer import Peer
+    from echostore.thin.thin_party import connect
 
 __version__ = "0.1.0"
 
 _HOMES: dict[str, tuple[str, str | None]] = {
     "aio": ("echostore.peer.aio", None),
     "open": ("echostore.peer.doorstep", "open_peer"),
+    "connect": ("echostore.thin.thin_party", "connect"),
     "Peer": ("echostore.peer.peer", "Peer"),
     "Party": ("echostore.peer.party", "Party"),
     "Item": ("echostore.peer.items", "Item"),
@@ -40,7 +42,7 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "field": ("echostore.kernel.query.expressions", "field"),
 }
 
-__all__ = ["Anchor", "BlobRef", "EchoError", "Item", "Party", "Peer", "Reference", "aio", "field", "open"]
+__all__ = ["Anchor", "BlobRef", "EchoError", "Item", "Party", "Peer", "Reference", "aio", "connect", "field", "open"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,8 +1,21 @@
 """Fixed kernel values and what our encoders make of them: the input of the golden vectors `encoded`."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
-from echostore.kernel.ids import NO_LINK, Cid, FeedId, FeedKey, IdentityKey, ItemId, Link, PartyKey, Stamp, item_id
+from echostore.kernel.ids import (
+    NO_LINK,
+    Cid,
+    DeviceKey,
+    FeedId,
+    FeedKey,
+    IdentityKey,
+    ItemId,
+    Link,
+    PartyKey,
+    Stamp,
+    item_id,
+)
 from echostore.kernel.items.operations import CUSTOM, GENESIS, METADATA, PLACEMENT, ItemOperation
 from echostore.kernel.items.record import AccessRule, AccessWrite, Genesis, ItemRecord
 from echostore.kernel.items.tree import EMBED, MOVE, UNEMBED, TreeMove
@@ -22,11 +35,24 @@ from echostore.kernel.models.property_set import (
     Restore,
     Set,
 )
+from echostore.kernel.query.spec import QuerySpec
 from echostore.kernel.values import BlobRef, Reference, Value
+from echostore.peer.coherence_ledger import root_system
+from echostore.wire.capabilities import Grants, ReadPattern, proof_statement, sign_capability
+from echostore.wire.index_spec import (
+    IndexCodec,
+    IndexItem,
+    IndexQuery,
+    index_spec,
+    index_value,
+    seal_statement,
+)
 from echostore.wire.items import encode_model, encode_moves, encode_record
+from echostore.wire.leaf_operations import ListEdit, TextEdit, arc_item, edit_delta
 from echostore.wire.links import block_link, head_bytes, payload_hash
 from echostore.wire.messages import encode_genesis, encode_operation
 from echostore.wire.models import property_set
+from echostore.wire.signing import SigningKey
 from echostore.wire.values import value_bytes, value_from_bytes
 from echostore.wire.views import view_statement
 
@@ -85,7 +111,38 @@ def encoded() -> dict[str, bytes]:
     found["next link"] = block_link(KEY, 1, Link(found["link"]), payload_hash(b""))
     found["head"] = head_bytes(PARTY, KEY, 300, Link(found["link"]))
     found["view statement"] = view_statement(PARTY, encode_genesis(view()))
+    found |= {f"thin {name}": data for name, data in thin().items()}
     return found
+
+
+def thin() -> dict[str, bytes]:
+    """What thin clients and roots of different versions say to each other."""
+    tasks = QuerySpec.start("task")
+    one = IndexItem(ITEM, "task", "property-set", {"title": "Füße", "done": False}, parent=PARENT)
+    two = IndexItem(PARENT, "task", "text", {"value": "x"}, deleted=True, source=ITEM, target=PARENT)
+    old, new = index_value([one, two]), index_value([two, replace(one, values={"done": True})])
+    patch, longer = IndexCodec().diff(old, new), IndexCodec().diff(index_value([one]), old)
+    assert patch is not None
+    assert longer is not None
+    key = SigningKey.from_seed(bytes(range(32)))
+    read = (ReadPattern(("note", "task")), ReadPattern(all_items=True))
+    grants = Grants(
+        PARTY, DeviceKey(key.public), b"i" * 16, read, ("task",), True, b"h" * 32, 2000, 1000, (DeviceKey(key.public),)
+    )
+    return {
+        "spec": index_spec(IndexQuery(PARTY, replace(tasks, limit=300), sealed=True)),
+        "item spec": index_spec(IndexQuery(PARTY, item=ITEM)),
+        "value": old,
+        "patch": patch,
+        "patch that appends": longer,
+        "seal statement": seal_statement(index_spec(IndexQuery(PARTY, tasks)), [replace(one, record=b"record")]),
+        "capability": sign_capability(grants, key),
+        "proof statement": proof_statement(b"n" * 16, b"capability"),
+        "text edit": edit_delta(TextEdit(300, "é", "ü", "before")),
+        "list edit": edit_delta(ListEdit(2, (1, None), ("x",))),
+        "arc item": arc_item(FEED, 5 << 24, 7),
+        "root": root_system(PARTY, KEY).root,
+    }
 
 
 def operations() -> dict[str, ItemOperation]:

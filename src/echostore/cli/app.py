@@ -22,6 +22,8 @@ NOUNS = {
     "demo": ("echostore.cli.demo:app", "See peers write, part, meet again and agree."),
     "status": ("echostore.cli.status:app", "Tell what is where: held, processed, known."),
     "serve": ("echostore.cli.serve:app", "Run this peer as a service: others reach it, commands too."),
+    "edge": ("echostore.cli.edge:app", "Run a caching proxy between a peer and thin clients."),
+    "mesh": ("echostore.cli.mesh:app", "Show the thin clients of a running peer or edge: links, indexes, messages."),
     "doctor": ("echostore.cli.doctor:app", "Check this installation and its data, or explain an error code."),
     "identity": ("echostore.cli.identity:app", "Who this peer is."),
     "device": ("echostore.cli.device:app", "Devices of an identity."),

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App
 
-from echostore.cli import party_group, party_life, party_network, party_policy
+from echostore.cli import party_capability, party_group, party_life, party_network, party_policy
 from echostore.cli.opening import home_path, open_party, reading, writing
 from echostore.cli.options import FLAG, IN_PARTY, LISTING, OPTIONS, InParty, Listing, Options, examples
 from echostore.cli.output import Column, Output, counted, size
@@ -240,6 +240,7 @@ app.command(party_life.import_, name="import", help_prologue=examples(*party_lif
 app.command(party_group.group, help_prologue=examples(*party_group.EXAMPLES["group"]))
 app.command(party_group.groups, help_prologue=examples(*party_group.EXAMPLES["groups"]))
 app.command(party_policy.policy, help_prologue=examples(*party_policy.EXAMPLES["policy"]))
+app.command(party_capability.app)
 for _name, _function in party_network.VERBS.items():
     app.command(_function, name=_name, help_prologue=examples(*party_network.EXAMPLES[_name]))
 
@@ -260,6 +261,7 @@ def party_fields(party: "Party") -> dict[str, Any]:
         "rejected_by_reason": reasons,
         "unshared": status.unshared,
         "failure": status.failure or None,
+        "standing": status.standing or None,
         "truth": truth(status),
         "feeds": [feed_fields(feed) for feed in status.feeds],
     }
@@ -286,10 +288,14 @@ def feed_fields(feed: Any) -> dict[str, Any]:
 
 def truth(status: "PartyStatus") -> str:
     """One sentence on what is where. It never says "synced", and says of others only what they said."""
+    from echostore.peer.status import REMOVED, REVOKED
+
     held, known = sum(feed.held for feed in status.feeds), sum(feed.known for feed in status.feeds)
     waiting = sum(feed.held - feed.processed for feed in status.feeds)
     parts = [f"all {counted(held, 'block')} held" if held == known else f"{held:,} of {known:,} known blocks held"]
     parts.append("all processed" if not waiting else f"{waiting:,} not processed")
+    if status.standing in (REMOVED, REVOKED):
+        parts.insert(0, f"you are not in this party any more ({status.standing})")
     if status.unshared:
         parts.append(f"{status.unshared:,} of your own not known to be on another peer")
     if status.rejected:

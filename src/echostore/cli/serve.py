@@ -28,6 +28,7 @@ def serve(
     bot: Annotated[bool, FLAG] = False,
     metrics: str | None = None,
     lan: Annotated[bool, FLAG] = False,
+    thin: str | None = None,
     log: Literal["text", "json"] = "text",
     name: str | None = None,
     options: Options = OPTIONS,
@@ -48,6 +49,8 @@ def serve(
         host:port on the loopback for /metrics (Prometheus) and /healthz.
     lan
         Find members on the local network, and be found, by mDNS; strangers see no party, name or identity.
+    thin
+        host:port for thin clients (browsers and small programs) over WebSocket; see `party capability issue`.
     log
         How the log is written: text or json, one line per event.
     name
@@ -61,15 +64,16 @@ def serve(
     stop = threading.Event()
     _stop_on_signals(stop)
     with serving(options, name=name) as peer:
-        service = Service(peer, listen=listen, connect=connect, bot=bot, metrics=metrics, lan=lan)
+        service = Service(peer, listen=listen, connect=connect, bot=bot, metrics=metrics, lan=lan, thin=thin)
         try:
             fields: dict[str, Any] = {
                 "home": str(Path(peer.home.path)),
                 "addresses": service.addresses,
                 "device": peer.device.hex(),
                 "metrics": service.http.address if service.http is not None else None,
+                "thin": service.thin_url,
             }
-            output.document(fields, service.addresses)
+            output.document(fields, [*service.addresses, *([service.thin_url] if service.thin_url else [])])
             flush_results()
             service.run(stop)
         finally:

@@ -25,7 +25,12 @@ OFFERS_MAX: Final = 10_000
 """Parties that two devices may share."""
 WANTS_MAX: Final = 1_024
 """CIDs in one frame."""
+PACK_BLOBS_MAX: Final = 4_096
+"""Blobs in one frame: pages of snapshots have a few hundred bytes each."""
 TEXT_CHARACTERS_MAX: Final = 400
+REACH_DEVICES_MAX: Final = 256
+"""Devices in one frame: those of one identity, and of the members that it is likely to meet."""
+ADDRESSES_CHARACTERS_MAX: Final = 1_024
 _SIGNATURE_BYTES: Final = 64
 _CHAIN_BYTES_MAX: Final = 64 * 1024
 """A link is two keys, a name and a signature."""
@@ -61,6 +66,8 @@ class Want:
     channel: Channel
     cids: tuple[Cid, ...]
     only_ask: bool = False
+    packed: bool = False
+    """Small blobs may come together, as `Blobs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,15 @@ class Blob:
     channel: Channel
     cid: Cid
     data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Blobs:
+    """Several small blobs, each with its CID."""
+
+    channel: Channel
+    cids: tuple[Cid, ...]
+    data: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +141,29 @@ class Parties:
     name: str = ""
 
 
-MeshFrame = Offer | Sync | Leave | Want | Have | Blob | Invitation | Ping | Pong | Goodbye | Introduction | Parties
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Where devices take connections. What it says is a hint: who answers there has to show the device's key."""
+
+    addresses: dict[DeviceKey, tuple[str, ...]]
+
+
+MeshFrame = (
+    Offer
+    | Sync
+    | Leave
+    | Want
+    | Have
+    | Blob
+    | Blobs
+    | Invitation
+    | Ping
+    | Pong
+    | Goodbye
+    | Introduction
+    | Parties
+    | Reach
+)
 
 
 def party_tag(handshake_hash: bytes, party: PartyKey) -> bytes:
@@ -150,12 +188,16 @@ def encode_mesh_frame(frame: MeshFrame) -> bytes:
             message = pb.MeshFrame(offer=pb.MeshOffer(tags=b"".join(tags)))
         case Leave(channel, reason):
             message = pb.MeshFrame(leave=pb.MeshLeave(channel=channel, reason=reason[:TEXT_CHARACTERS_MAX]))
-        case Want(channel, cids, only_ask):
-            message = pb.MeshFrame(want=pb.MeshWant(channel=channel, cids=b"".join(cids), only_ask=only_ask))
+        case Want(channel, cids, only_ask, packed):
+            message = pb.MeshFrame(
+                want=pb.MeshWant(channel=channel, cids=b"".join(cids), only_ask=only_ask, packed=packed)
+            )
         case Have(channel, cids, missing):
             message = pb.MeshFrame(have=pb.MeshHave(channel=channel, cids=b"".join(cids), missing=b"".join(missing)))
         case Blob(channel, cid, data):
             message = pb.MeshFrame(blob=pb.MeshBlob(channel=channel, cid=cid, data=data))
+        case Blobs(channel, cids, several):
+            message = pb.MeshFrame(blobs=pb.MeshBlobs(channel=channel, cids=b"".join(cids), data=several))
         case Invitation(invitation, step):
             wrapped = pb.MeshInvitation()
             wrapped.CopyFrom(step)
@@ -180,6 +222,8 @@ def encode_mesh_frame(frame: MeshFrame) -> bytes:
                     name=name[:TEXT_CHARACTERS_MAX],
                 )
             )
+        case Reach(known):
+            message = pb.MeshFrame(reach=pb.MeshReach(devices=b"".join(known), addresses=map(" ".join, known.values())))
         case _:
             assert_never(frame)
     return message.SerializeToString()
@@ -196,9 +240,11 @@ def decode_mesh_frame(data: bytes) -> MeshFrame:
         return Sync(message.sync.channel, message.sync.frame)
     if kind == "blob":
         return _blob(message.blob)
+    if kind == "blobs":
+        return _blobs(message.blobs)
     if kind == "want":
         want = message.want
-        return Want(want.channel, _cids(want.cids), want.only_ask)
+        return Want(want.channel, _cids(want.cids), want.only_ask, want.packed)
     if kind == "have":
         have = message.have
         return Have(have.channel, _cids(have.cids), _cids(have.missing))
@@ -221,6 +267,8 @@ def decode_mesh_frame(data: bytes) -> MeshFrame:
         return _introduction(message.introduction)
     if kind == "parties":
         return _parties(message.parties)
+    if kind == "reach":
+        return _reach(message.reach)
     raise MalformedFrame("a frame without a kind")
 
 
@@ -244,6 +292,13 @@ def _parties(message: pb.MeshParties) -> Parties:
     return Parties(tuple(entries), message.name[:TEXT_CHARACTERS_MAX])
 
 
+def _reach(message: pb.MeshReach) -> Reach:
+    devices, told = _split(message.devices, KEY_BYTES, REACH_DEVICES_MAX), list(message.addresses)
+    if len(devices) != len(told) or any(len(each) > ADDRESSES_CHARACTERS_MAX for each in told):
+        raise MalformedFrame("devices without their addresses, or with too many")
+    return Reach({DeviceKey(device): tuple(each.split()) for device, each in zip(devices, told, strict=True)})
+
+
 def _blob(message: pb.MeshBlob) -> Blob:
     if len(message.data) > BLOB_BYTES_MAX:
         raise MalformedFrame(f"a blob of {len(message.data)} bytes, at most {BLOB_BYTES_MAX}")
@@ -252,8 +307,17 @@ def _blob(message: pb.MeshBlob) -> Blob:
     return Blob(message.channel, Cid(message.cid), message.data)
 
 
-def _cids(data: bytes) -> tuple[Cid, ...]:
-    found = _split(data, CID_BYTES, WANTS_MAX)
+def _blobs(message: pb.MeshBlobs) -> Blobs:
+    cids, data = _cids(message.cids, PACK_BLOBS_MAX), tuple(message.data)
+    if len(cids) != len(data):
+        raise MalformedFrame(f"{len(data)} blobs with {len(cids)} CIDs")
+    if any(len(blob) > BLOB_BYTES_MAX for blob in data):
+        raise MalformedFrame(f"a blob of more than {BLOB_BYTES_MAX} bytes")
+    return Blobs(message.channel, cids, data)
+
+
+def _cids(data: bytes, count_max: int = WANTS_MAX) -> tuple[Cid, ...]:
+    found = _split(data, CID_BYTES, count_max)
     if not all(is_cid(cid) for cid in found):
         raise MalformedFrame("a CID of a kind that is not used here")
     return tuple(Cid(cid) for cid in found)

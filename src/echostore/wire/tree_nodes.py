@@ -123,6 +123,29 @@ def parse_node(data: bytes, path: Path) -> Page | IndexNode:
     return _parse_page(data, path)
 
 
+def page_count(data: bytes, path: Path) -> int | None:
+    """How many items a page has that may stand at `path`; None for what has to be parsed to be known.
+
+    A download looks at every page of a tree and needs nothing of most of them: this checks a page of small items like
+    `parse_node`, in a quarter of the time. An index node, a large item and whatever is wrong are left to that one.
+    """
+    at, end, count, before = 0, len(data), 0, ""
+    while at < end:
+        size, start = data[at + 1] if at + 1 < end else 0, at + 2
+        if size >= 0x80:
+            high = data[at + 2] if at + 2 < end else 0
+            if not 0 < high < 0x80:
+                return None
+            size, start = (size & 0x7F) | high << 7, at + 3
+        if data[at] != 0x0A or not _ID_END <= size <= INLINE_ITEM_BYTES_MAX or not data.startswith(ITEM_HEAD, start):
+            return None
+        key = item_key(ItemId(data[start + 2 : start + _ID_END]))
+        if key <= before or not key.startswith(path):
+            return None
+        at, before, count = start + size, key, count + 1
+    return count if at == end and 0 < count <= PAGE_ITEMS_MAX else None
+
+
 def _parse_index(data: bytes, path: Path) -> IndexNode:
     if len(data) > INDEX_BYTES_MAX:
         raise MalformedNode(f"an index node of {len(data)} bytes")

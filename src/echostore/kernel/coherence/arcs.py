@@ -133,6 +133,11 @@ class ArcLedger:
         if known is not None and known.release is None:
             self.granted[arc] = known._replace(release=applied.get(arc, 0))
 
+    def of_system(self, system: SystemId) -> list[tuple[Arc, Granted]]:
+        """All arcs that were granted to a system, oldest first."""
+        arcs = [Arc(system, gen) for gen in range(1, self.gens.get(system, 0) + 1)]
+        return [(arc, self.granted[arc]) for arc in arcs if arc in self.granted]
+
     def allows(self, arc: Arc, batch: int) -> bool:
         """Whether this arc may still be used in this batch."""
         known = self.granted.get(arc)

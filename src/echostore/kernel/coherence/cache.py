@@ -107,9 +107,13 @@ class Cache:
     def ask_again(self) -> list[Acquire]:
         return [self._acquire(spec, at) for spec, at in self.wanted]
 
-    def want(self, spec: Spec, at: int | None = None) -> Acquire | None:
-        """Ask for an index, unless it is held or already asked for: equal misses are one question."""
-        if (spec, at) in self.wanted or self.read(spec, at) is not None or len(self.wanted) >= WANTED_MAX:
+    def want(self, spec: Spec, at: int | None = None, *, anew: bool = False) -> Acquire | None:
+        """Ask for an index, unless it is held or already asked for: equal misses are one question.
+
+        `anew`: also if it is held, because nobody would tell of its changes.
+        """
+        held = not anew and self.read(spec, at) is not None
+        if (spec, at) in self.wanted or held or len(self.wanted) >= WANTED_MAX:
             return None
         self.wanted[spec, at] = True
         return self._acquire(spec, at)

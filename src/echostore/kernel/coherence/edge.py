@@ -269,6 +269,8 @@ class Edge:
             of_root = each.clock.gen == 0
             for directory in serving.links.values() if of_root else serving.directories(each.clock.system):
                 directory.follow(each.clock, each.tick)
+            for directory in serving.waiting_for(each.clock, each.tick):
+                directory.follow(each.clock, each.tick)
 
     def _granted(self, grant: Grant) -> list[Effect]:
         taken = self.cache.take_grant(grant)

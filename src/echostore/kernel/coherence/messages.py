@@ -94,6 +94,8 @@ class RejectReason(StrEnum):
     NO_ITEM = "no-item"
     TOO_LARGE = "too-large"
     EXCLUDED = "excluded"
+    CONFLICT = "conflict"
+    """What it changes is not there any more."""
     EXPIRED = "expired"
     UNKNOWN_SYSTEM = "unknown-system"
 

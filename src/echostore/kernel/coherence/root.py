@@ -175,10 +175,12 @@ class Root:
         out = [each for tick, each in self.unexposed if tick <= event.tick]
         self.unexposed = tuple(each for each in self.unexposed if each[0] > event.tick)
         self.batches.expose(out)
-        for each in out:
-            for directory in self.serving.directories(each.clock.system):
-                directory.follow(each.clock, each.tick)
-                directory.rejections += self.batches.rejections_between(each.clock, event.tick - 1, event.tick)
+        for clock, batch in {each.clock: each.tick for each in out}.items():
+            for directory in self.serving.waiting_for(clock, batch):
+                directory.follow(clock, batch)
+            for directory in self.serving.directories(clock.system):
+                directory.follow(clock, batch)
+                directory.rejections += self.batches.rejections_between(clock, event.tick - 1, event.tick)
         for each in event.follows:
             if each.tick > self.others.get(each.clock, 0):
                 self.others[each.clock] = each.tick
@@ -344,9 +346,12 @@ class Root:
         return [Commit(update.clock, update.tick, *taken)]
 
     def _wait(self, link: LinkId, clock: Arc, tick: int) -> list[Effect]:
+        directory = self.serving.links[link]
         if clock != self.clock and self.reached(clock, tick):
-            self.serving.links[link].follow(clock, max(tick, self.others.get(clock, 0)))
-        return self.serving.wait(link, clock, tick)
+            directory.follow(clock, max(tick, self.others.get(clock, 0)))
+        effects = self.serving.wait(link, clock, tick)
+        # The link is at the current tick already, and no update of it can say that the clock is included.
+        return [*effects, Cut()] if clock in directory.due and directory.sent == self.holdings.cur else effects
 
     def _announced(self, link: LinkId, message: Announce | Deannounce) -> list[Effect]:
         if not self.serving.leads_to(message.service.system, link):

@@ -168,6 +168,10 @@ class Serving:
         """The links over which a system is reached."""
         return [self.links[link] for link in self.routes.get(system, ()) if link in self.links]
 
+    def waiting_for(self, clock: Arc, tick: int) -> list[Directory]:
+        """The links whose lower end waits for a tick of this clock, up to this one."""
+        return [each for each in self.links.values() if 0 < each.waits.get(clock, 0) <= tick]
+
     def send(self, link: LinkId, message: Message) -> Send:
         return Send(link, self.generations[link], message)
 

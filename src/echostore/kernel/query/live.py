@@ -93,6 +93,11 @@ class LiveQuery:
         """The answer as it is, in order."""
         return self._answer.tokens()
 
+    @property
+    def members(self) -> Set[ItemId]:
+        """All items that match, also those beyond the limit."""
+        return self._membership.members
+
     def groups(self) -> tuple[Group, ...]:
         """The reduced answer as it is."""
         return self._answer.groups()

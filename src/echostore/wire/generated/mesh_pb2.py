@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\nmesh.proto\x12\techostore\"\xd1\x03\n\tMeshFrame\x12%\n\x05offer\x18\x01 \x01(\x0b\x32\x14.echostore.MeshOfferH\x00\x12#\n\x04sync\x18\x02 \x01(\x0b\x32\x13.echostore.MeshSyncH\x00\x12%\n\x05leave\x18\x03 \x01(\x0b\x32\x14.echostore.MeshLeaveH\x00\x12#\n\x04want\x18\x04 \x01(\x0b\x32\x13.echostore.MeshWantH\x00\x12#\n\x04have\x18\x05 \x01(\x0b\x32\x13.echostore.MeshHaveH\x00\x12#\n\x04\x62lob\x18\x06 \x01(\x0b\x32\x13.echostore.MeshBlobH\x00\x12/\n\ninvitation\x18\x07 \x01(\x0b\x32\x19.echostore.MeshInvitationH\x00\x12\x0e\n\x04ping\x18\x08 \x01(\x04H\x00\x12\x0e\n\x04pong\x18\t \x01(\x04H\x00\x12)\n\x07goodbye\x18\n \x01(\x0b\x32\x16.echostore.MeshGoodbyeH\x00\x12\x33\n\x0cintroduction\x18\x0b \x01(\x0b\x32\x1b.echostore.MeshIntroductionH\x00\x12)\n\x07parties\x18\x0c \x01(\x0b\x32\x16.echostore.MeshPartiesH\x00\x42\x06\n\x04kind\"B\n\x10MeshIntroduction\x12\x10\n\x08identity\x18\x01 \x01(\x0c\x12\r\n\x05\x63hain\x18\x02 \x03(\x0c\x12\r\n\x05proof\x18\x03 \x01(\x0c\"S\n\x0bMeshParties\x12\x0f\n\x07parties\x18\x01 \x01(\x0c\x12\x15\n\rgenesis_feeds\x18\x02 \x01(\x0c\x12\x0e\n\x06titles\x18\x03 \x03(\t\x12\x0c\n\x04name\x18\x04 \x01(\t\"\x19\n\tMeshOffer\x12\x0c\n\x04tags\x18\x01 \x01(\x0c\"*\n\x08MeshSync\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\x06\x12\r\n\x05\x66rame\x18\x02 \x01(\x0c\",\n\tMeshLeave\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\x06\x12\x0e\n\x06reason\x18\x02 \x01(\t\";\n\x08MeshWant\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\x06\x12\x0c\n\x04\x63ids\x18\x02 \x01(\x0c\x12\x10\n\x08only_ask\x18\x03 \x01(\x08\":\n\x08MeshHave\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\x06\x12\x0c\n\x04\x63ids\x18\x02 \x01(\x0c\x12\x0f\n\x07missing\x18\x03 \x01(\x0c\"6\n\x08MeshBlob\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\x06\x12\x0b\n\x03\x63id\x18\x02 \x01(\x0c\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\xca\x02\n\x0eMeshInvitation\x12\x12\n\ninvitation\x18\x01 \x01(\x0c\x12+\n\x05knock\x18\x02 \x01(\x0b\x32\x1a.echostore.InvitationKnockH\x00\x12+\n\x05share\x18\x03 \x01(\x0b\x32\x1a.echostore.InvitationShareH\x00\x12/\n\x07\x63onfirm\x18\x04 \x01(\x0b\x32\x1c.echostore.InvitationConfirmH\x00\x12/\n\x07request\x18\x05 \x01(\x0b\x32\x1c.echostore.InvitationRequestH\x00\x12/\n\x07welcome\x18\x06 \x01(\x0b\x32\x1c.echostore.InvitationWelcomeH\x00\x12/\n\x07refusal\x18\x07 \x01(\x0b\x32\x1c.echostore.InvitationRefusalH\x00\x42\x06\n\x04step\"/\n\x0fInvitationKnock\x12\r\n\x05share\x18\x01 \x01(\x0c\x12\r\n\x05proof\x18\x02 \x01(\x0c\"1\n\x0fInvitationShare\x12\r\n\x05share\x18\x01 \x01(\x0c\x12\x0f\n\x07\x63onfirm\x18\x02 \x01(\x0c\"$\n\x11InvitationConfirm\x12\x0f\n\x07\x63onfirm\x18\x01 \x01(\x0c\"#\n\x11InvitationRequest\x12\x0e\n\x06sealed\x18\x01 \x01(\x0c\"#\n\x11InvitationWelcome\x12\x0e\n\x06sealed\x18\x01 \x01(\x0c\"\xff\x01\n\x11InvitationRefusal\x12\x33\n\x06reason\x18\x01 \x01(\x0e\x32#.echostore.InvitationRefusal.Reason\x12\x12\n\ntries_left\x18\x02 \x01(\r\"\xa0\x01\n\x06Reason\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x12\n\x0eWRONG_PASSCODE\x10\x01\x12\x11\n\rNO_TRIES_LEFT\x10\x02\x12\x0b\n\x07\x45XPIRED\x10\x03\x12\r\n\tCANCELLED\x10\x04\x12\x0b\n\x07USED_UP\x10\x05\x12\x0f\n\x0bNOT_FOR_YOU\x10\x06\x12\x0f\n\x0bNOT_ALLOWED\x10\x07\x12\r\n\tMALFORMED\x10\x08\x12\x08\n\x04\x42USY\x10\t\"-\n\x0bMeshGoodbye\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\nmesh.proto\x12\techostore\"\x9f\x04\n\tMeshFrame\x12%\n\x05offer\x18\x01 \x01(\x0b\x32\x14.echostore.MeshOfferH\x00\x12#\n\x04sync\x18\x02 \x01(\x0b\x32\x13.echostore.MeshSyncH\x00\x12%\n\x05leave\x18\x03 \x01(\x0b\x32\x14.echostore.MeshLeaveH\x00\x12#\n\x04want\x18\x04 \x01(\x0b\x32\x13.echostore.MeshWantH\x00\x12#\n\x04have\x18\x05 \x01(\x0b\x32\x13.echostore.MeshHaveH\x00\x12#\n\x04\x62lob\x18\x06 \x01(\x0b\x32\x13.echostore.MeshBlobH\x00\x12/\n\ninvitation\x18\x07 \x01(\x0b\x32\x19.echostore.MeshInvitationH\x00\x12\x0e\n\x04ping\x18\x08 \x01(\x04H\x00\x12\x0e\n\x04pong\x18\t \x01(\x04H\x00\x12)\n\x07goodbye\x18\n \x01(\x0b\x32\x16.echostore.MeshGoodbyeH\x00\x12\x33\n\x0cintroduction\x18\x0b \x01(\x0b\x32\x1b.echostore.MeshIntroductionH\x00\x12)\n\x07parties\x18\x0c \x01(\x0b\x32\x16.echostore.MeshPartiesH\x00\x12%\n\x05\x62lobs\x18\r \x01(\x0b\x32\x14.echostore.MeshBlobsH\x00\x12%\n\x05reach\x18\x0e \x01(\x0b\x32\x14.echostore.MeshReachH\x00\x42\x06\n\x04kind\"B\n\x10MeshIntroduction\x12\x10\n\x08identity\x18\x01 \x01(\x0c\x12\r\n\x05\x63hain\x18\x02 \x03(\x0c\x12\r\n\x05proof\x18\x03 \x01(\x0c\"S\n\x0bMeshParties\x12\x0f\n\x07parties\x18\x01 \x01(\x0c\x12\x15\n\rgenesis_feeds\x18\x02 \x01(\x0c\x12\x0e\n\x06titles\x18\x03 \x03(\t\x12\x0c\n\x04name\x18\x04 \x01(\t\"/\n\tMeshReach\x12\x0f\n\x07\x64\x65vices\x18\x01 \x01(\x0c\x12\x11\n\taddresses\x18\x02 \x03(\t\"\x19\n\tMeshOffer\x12\x0c\n\x04tags\x18\x01 \x01(\x0c\"*\n\x08MeshSync\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\x06\x12\r\n\x05\x66rame\x18\x02 \x01(\x0c\",\n\tMeshLeave\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\x06\x12\x0e\n\x06reason\x18\x02 \x01(\t\"K\n\x08MeshWant\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\x06\x12\x0c\n\x04\x63ids\x18\x02 \x01(\x0c\x12\x10\n\x08only_ask\x18\x03 \x01(\x08\x12\x0e\n\x06packed\x18\x04 \x01(\x08\":\n\x08MeshHave\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\x06\x12\x0c\n\x04\x63ids\x18\x02 \x01(\x0c\x12\x0f\n\x07missing\x18\x03 \x01(\x0c\"6\n\x08MeshBlob\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\x06\x12\x0b\n\x03\x63id\x18\x02 \x01(\x0c\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"8\n\tMeshBlobs\x12\x0f\n\x07\x63hannel\x18\x01 \x01(\x06\x12\x0c\n\x04\x63ids\x18\x02 \x01(\x0c\x12\x0c\n\x04\x64\x61ta\x18\x03 \x03(\x0c\"\xca\x02\n\x0eMeshInvitation\x12\x12\n\ninvitation\x18\x01 \x01(\x0c\x12+\n\x05knock\x18\x02 \x01(\x0b\x32\x1a.echostore.InvitationKnockH\x00\x12+\n\x05share\x18\x03 \x01(\x0b\x32\x1a.echostore.InvitationShareH\x00\x12/\n\x07\x63onfirm\x18\x04 \x01(\x0b\x32\x1c.echostore.InvitationConfirmH\x00\x12/\n\x07request\x18\x05 \x01(\x0b\x32\x1c.echostore.InvitationRequestH\x00\x12/\n\x07welcome\x18\x06 \x01(\x0b\x32\x1c.echostore.InvitationWelcomeH\x00\x12/\n\x07refusal\x18\x07 \x01(\x0b\x32\x1c.echostore.InvitationRefusalH\x00\x42\x06\n\x04step\"/\n\x0fInvitationKnock\x12\r\n\x05share\x18\x01 \x01(\x0c\x12\r\n\x05proof\x18\x02 \x01(\x0c\"1\n\x0fInvitationShare\x12\r\n\x05share\x18\x01 \x01(\x0c\x12\x0f\n\x07\x63onfirm\x18\x02 \x01(\x0c\"$\n\x11InvitationConfirm\x12\x0f\n\x07\x63onfirm\x18\x01 \x01(\x0c\"#\n\x11InvitationRequest\x12\x0e\n\x06sealed\x18\x01 \x01(\x0c\"#\n\x11InvitationWelcome\x12\x0e\n\x06sealed\x18\x01 \x01(\x0c\"\xff\x01\n\x11InvitationRefusal\x12\x33\n\x06reason\x18\x01 \x01(\x0e\x32#.echostore.InvitationRefusal.Reason\x12\x12\n\ntries_left\x18\x02 \x01(\r\"\xa0\x01\n\x06Reason\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x12\n\x0eWRONG_PASSCODE\x10\x01\x12\x11\n\rNO_TRIES_LEFT\x10\x02\x12\x0b\n\x07\x45XPIRED\x10\x03\x12\r\n\tCANCELLED\x10\x04\x12\x0b\n\x07USED_UP\x10\x05\x12\x0f\n\x0bNOT_FOR_YOU\x10\x06\x12\x0f\n\x0bNOT_ALLOWED\x10\x07\x12\r\n\tMALFORMED\x10\x08\x12\x08\n\x04\x42USY\x10\t\"-\n\x0bMeshGoodbye\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,39 +32,43 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'mesh_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_MESHFRAME']._serialized_start=26
-  _globals['_MESHFRAME']._serialized_end=491
-  _globals['_MESHINTRODUCTION']._serialized_start=493
-  _globals['_MESHINTRODUCTION']._serialized_end=559
-  _globals['_MESHPARTIES']._serialized_start=561
-  _globals['_MESHPARTIES']._serialized_end=644
-  _globals['_MESHOFFER']._serialized_start=646
-  _globals['_MESHOFFER']._serialized_end=671
-  _globals['_MESHSYNC']._serialized_start=673
-  _globals['_MESHSYNC']._serialized_end=715
-  _globals['_MESHLEAVE']._serialized_start=717
-  _globals['_MESHLEAVE']._serialized_end=761
-  _globals['_MESHWANT']._serialized_start=763
-  _globals['_MESHWANT']._serialized_end=822
-  _globals['_MESHHAVE']._serialized_start=824
-  _globals['_MESHHAVE']._serialized_end=882
-  _globals['_MESHBLOB']._serialized_start=884
-  _globals['_MESHBLOB']._serialized_end=938
-  _globals['_MESHINVITATION']._serialized_start=941
-  _globals['_MESHINVITATION']._serialized_end=1271
-  _globals['_INVITATIONKNOCK']._serialized_start=1273
-  _globals['_INVITATIONKNOCK']._serialized_end=1320
-  _globals['_INVITATIONSHARE']._serialized_start=1322
-  _globals['_INVITATIONSHARE']._serialized_end=1371
-  _globals['_INVITATIONCONFIRM']._serialized_start=1373
-  _globals['_INVITATIONCONFIRM']._serialized_end=1409
-  _globals['_INVITATIONREQUEST']._serialized_start=1411
-  _globals['_INVITATIONREQUEST']._serialized_end=1446
-  _globals['_INVITATIONWELCOME']._serialized_start=1448
-  _globals['_INVITATIONWELCOME']._serialized_end=1483
-  _globals['_INVITATIONREFUSAL']._serialized_start=1486
-  _globals['_INVITATIONREFUSAL']._serialized_end=1741
-  _globals['_INVITATIONREFUSAL_REASON']._serialized_start=1581
-  _globals['_INVITATIONREFUSAL_REASON']._serialized_end=1741
-  _globals['_MESHGOODBYE']._serialized_start=1743
-  _globals['_MESHGOODBYE']._serialized_end=1788
+  _globals['_MESHFRAME']._serialized_end=569
+  _globals['_MESHINTRODUCTION']._serialized_start=571
+  _globals['_MESHINTRODUCTION']._serialized_end=637
+  _globals['_MESHPARTIES']._serialized_start=639
+  _globals['_MESHPARTIES']._serialized_end=722
+  _globals['_MESHREACH']._serialized_start=724
+  _globals['_MESHREACH']._serialized_end=771
+  _globals['_MESHOFFER']._serialized_start=773
+  _globals['_MESHOFFER']._serialized_end=798
+  _globals['_MESHSYNC']._serialized_start=800
+  _globals['_MESHSYNC']._serialized_end=842
+  _globals['_MESHLEAVE']._serialized_start=844
+  _globals['_MESHLEAVE']._serialized_end=888
+  _globals['_MESHWANT']._serialized_start=890
+  _globals['_MESHWANT']._serialized_end=965
+  _globals['_MESHHAVE']._serialized_start=967
+  _globals['_MESHHAVE']._serialized_end=1025
+  _globals['_MESHBLOB']._serialized_start=1027
+  _globals['_MESHBLOB']._serialized_end=1081
+  _globals['_MESHBLOBS']._serialized_start=1083
+  _globals['_MESHBLOBS']._serialized_end=1139
+  _globals['_MESHINVITATION']._serialized_start=1142
+  _globals['_MESHINVITATION']._serialized_end=1472
+  _globals['_INVITATIONKNOCK']._serialized_start=1474
+  _globals['_INVITATIONKNOCK']._serialized_end=1521
+  _globals['_INVITATIONSHARE']._serialized_start=1523
+  _globals['_INVITATIONSHARE']._serialized_end=1572
+  _globals['_INVITATIONCONFIRM']._serialized_start=1574
+  _globals['_INVITATIONCONFIRM']._serialized_end=1610
+  _globals['_INVITATIONREQUEST']._serialized_start=1612
+  _globals['_INVITATIONREQUEST']._serialized_end=1647
+  _globals['_INVITATIONWELCOME']._serialized_start=1649
+  _globals['_INVITATIONWELCOME']._serialized_end=1684
+  _globals['_INVITATIONREFUSAL']._serialized_start=1687
+  _globals['_INVITATIONREFUSAL']._serialized_end=1942
+  _globals['_INVITATIONREFUSAL_REASON']._serialized_start=1782
+  _globals['_INVITATIONREFUSAL_REASON']._serialized_end=1942
+  _globals['_MESHGOODBYE']._serialized_start=1944
+  _globals['_MESHGOODBYE']._serialized_end=1989
 # @@protoc_insertion_point(module_scope)

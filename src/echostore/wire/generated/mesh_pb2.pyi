@@ -37,6 +37,8 @@ class MeshFrame(_message.Message):
     GOODBYE_FIELD_NUMBER: _builtins.int
     INTRODUCTION_FIELD_NUMBER: _builtins.int
     PARTIES_FIELD_NUMBER: _builtins.int
+    BLOBS_FIELD_NUMBER: _builtins.int
+    REACH_FIELD_NUMBER: _builtins.int
     ping: _builtins.int
     """answered by a pong of the same number"""
     pong: _builtins.int
@@ -60,6 +62,10 @@ class MeshFrame(_message.Message):
     def introduction(self) -> Global___MeshIntroduction: ...
     @_builtins.property
     def parties(self) -> Global___MeshParties: ...
+    @_builtins.property
+    def blobs(self) -> Global___MeshBlobs: ...
+    @_builtins.property
+    def reach(self) -> Global___MeshReach: ...
     def __init__(
         self,
         *,
@@ -75,12 +81,14 @@ class MeshFrame(_message.Message):
         goodbye: Global___MeshGoodbye | None = ...,
         introduction: Global___MeshIntroduction | None = ...,
         parties: Global___MeshParties | None = ...,
+        blobs: Global___MeshBlobs | None = ...,
+        reach: Global___MeshReach | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["blob", b"blob", "goodbye", b"goodbye", "have", b"have", "introduction", b"introduction", "invitation", b"invitation", "kind", b"kind", "leave", b"leave", "offer", b"offer", "parties", b"parties", "ping", b"ping", "pong", b"pong", "sync", b"sync", "want", b"want"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blob", b"blob", "blobs", b"blobs", "goodbye", b"goodbye", "have", b"have", "introduction", b"introduction", "invitation", b"invitation", "kind", b"kind", "leave", b"leave", "offer", b"offer", "parties", b"parties", "ping", b"ping", "pong", b"pong", "reach", b"reach", "sync", b"sync", "want", b"want"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blob", b"blob", "goodbye", b"goodbye", "have", b"have", "introduction", b"introduction", "invitation", b"invitation", "kind", b"kind", "leave", b"leave", "offer", b"offer", "parties", b"parties", "ping", b"ping", "pong", b"pong", "sync", b"sync", "want", b"want"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blob", b"blob", "blobs", b"blobs", "goodbye", b"goodbye", "have", b"have", "introduction", b"introduction", "invitation", b"invitation", "kind", b"kind", "leave", b"leave", "offer", b"offer", "parties", b"parties", "ping", b"ping", "pong", b"pong", "reach", b"reach", "sync", b"sync", "want", b"want"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["offer", "sync", "leave", "want", "have", "blob", "invitation", "ping", "pong", "goodbye", "introduction", "parties"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["offer", "sync", "leave", "want", "have", "blob", "invitation", "ping", "pong", "goodbye", "introduction", "parties", "blobs", "reach"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -151,6 +159,34 @@ class MeshParties(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MeshParties: _TypeAlias = MeshParties  # noqa: Y015
+
+@_typing.final
+class MeshReach(_message.Message):
+    """Where devices take connections: the sender to members; others to devices of one identity only."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEVICES_FIELD_NUMBER: _builtins.int
+    ADDRESSES_FIELD_NUMBER: _builtins.int
+    devices: _builtins.bytes
+    """32 bytes each"""
+    @_builtins.property
+    def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of each, host:port, separated by spaces"""
+
+    def __init__(
+        self,
+        *,
+        devices: _builtins.bytes = ...,
+        addresses: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "devices", b"devices"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeshReach: _TypeAlias = MeshReach  # noqa: Y015
 
 @_typing.final
 class MeshOffer(_message.Message):
@@ -232,21 +268,25 @@ class MeshWant(_message.Message):
     CHANNEL_FIELD_NUMBER: _builtins.int
     CIDS_FIELD_NUMBER: _builtins.int
     ONLY_ASK_FIELD_NUMBER: _builtins.int
+    PACKED_FIELD_NUMBER: _builtins.int
     channel: _builtins.int
     cids: _builtins.bytes
     """36 bytes each"""
     only_ask: _builtins.bool
     """answer with MeshHave alone"""
+    packed: _builtins.bool
+    """small blobs may come together, as MeshBlobs; without it each comes as a MeshBlob"""
     def __init__(
         self,
         *,
         channel: _builtins.int = ...,
         cids: _builtins.bytes = ...,
         only_ask: _builtins.bool = ...,
+        packed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "cids", b"cids", "only_ask", b"only_ask"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "cids", b"cids", "only_ask", b"only_ask", "packed", b"packed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -303,6 +343,37 @@ class MeshBlob(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MeshBlob: _TypeAlias = MeshBlob  # noqa: Y015
+
+@_typing.final
+class MeshBlobs(_message.Message):
+    """Several small blobs: only to who asked with `packed`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANNEL_FIELD_NUMBER: _builtins.int
+    CIDS_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    channel: _builtins.int
+    cids: _builtins.bytes
+    """36 bytes each"""
+    @_builtins.property
+    def data(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """as many"""
+
+    def __init__(
+        self,
+        *,
+        channel: _builtins.int = ...,
+        cids: _builtins.bytes = ...,
+        data: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "cids", b"cids", "data", b"data"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeshBlobs: _TypeAlias = MeshBlobs  # noqa: Y015
 
 @_typing.final
 class MeshInvitation(_message.Message):

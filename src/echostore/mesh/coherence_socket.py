@@ -1,0 +1,388 @@
+"""Links of thin clients over WebSocket, on the upper side: a root's service or an edge.
+
+    connect --> hello (nonce) --> capability, key, proof --> ok or refused --> frames of wire.coherence
+
+The opening is three small JSON texts, within `OPENING_S`. After it every message is binary and one frame. What breaks
+a rule ends its own connection with a code and a counted reason, and disturbs nothing else. A link whose lower end reads
+slowly is told to its owner as not writable, so that updates merge instead of queueing; one that does not read even its
+answers is not read from either, and is dropped at `BUFFER_BYTES_MAX`.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, Final, Protocol
+
+import msgspec
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.datastructures import Headers
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
+from websockets.typing import Subprotocol
+
+from echostore.kernel.coherence.events import LinkId
+from echostore.kernel.coherence.messages import Message, Update
+from echostore.kernel.coherence.updates import frames_of
+from echostore.thin.browser import page
+from echostore.wire.capabilities import (
+    NONCE_BYTES,
+    Grants,
+    capability_from_text,
+    proof_statement,
+    read_capability,
+)
+from echostore.wire.coherence import LinkFrame, decode_frame, encode_frame
+from echostore.wire.generated import coherence_pb2
+from echostore.wire.index_spec import MalformedIndex
+from echostore.wire.signing import verify
+from echostore.wire.sync import MalformedFrame
+
+_log = logging.getLogger("echostore.thin")
+
+SUBPROTOCOL: Final = Subprotocol("echostore-coherence-1")
+PATH: Final = "/thin"
+
+OPENING_S: Final = 10.0
+OPENING_CHARACTERS_MAX: Final = 32 * 1024
+FRAME_BYTES_MAX: Final = 4 * 1024 * 1024
+"""What comes from below: batches, questions, and an edge's list of the systems behind it."""
+
+WRITABLE_BYTES: Final = 256 * 1024
+"""Bytes that wait for a link. Beyond, it is told nothing new until they are gone."""
+
+READ_BYTES: Final = 4 * 1024 * 1024
+"""Beyond, nothing more is read from it: answers have to be taken before more is asked."""
+
+BUFFER_BYTES_MAX: Final = 64 * 1024 * 1024
+LINKS_MAX: Final = 10_000
+TRACE_MAX: Final = 2048
+
+# Close codes
+PROTOCOL, UNAUTHORISED, NOT_ALLOWED, QUOTA, GOING_AWAY, FAILED, TRY_LATER = 4400, 4401, 4403, 4429, 1001, 1011, 1013
+
+
+class OpeningRefused(Exception):
+    """Why a connection is not let in."""
+
+    def __init__(self, code: int, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.code, self.reason, self.detail = code, reason, detail
+
+
+@dataclass(slots=True)
+class ServedLink:
+    """One connection from below, once it is let in."""
+
+    id: LinkId
+    generation: int
+    grants: Grants
+    key: bytes
+    """Whose proof opened it."""
+    address: str
+    owner: "LinkOwner"
+    connection: ServerConnection
+    trace: "Trace"
+    prefix: bytes = field(init=False)
+    """The generation as it stands in each frame. Fields of a message may follow one another in any order."""
+    buffered: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    frames_sent: int = 0
+    frames_received: int = 0
+    writable: bool = True
+    closing: bool = False
+    queue: deque[bytes] = field(default_factory=deque)
+    filled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.prefix = coherence_pb2.CoherenceFrame(generation=self.generation).SerializeToString()
+
+    def send(self, message: Message) -> None:
+        """Queue a message; a whole update as its frames."""
+        if self.closing:
+            return
+        parts: Sequence[Message] = frames_of(message) if isinstance(message, Update) else (message,)
+        for part in parts:
+            data = self.prefix + _encoded(part)
+            self.queue.append(data)
+            self.buffered += len(data)
+            self.trace.add(self.id, "out", part, len(data))
+        self.filled.set()
+        if self.buffered > BUFFER_BYTES_MAX:
+            self.close(QUOTA, "it does not read")
+        elif self.writable and self.buffered > WRITABLE_BYTES:
+            self.writable = False
+            self.owner.writable(self, writable=False)
+
+    def close(self, code: int, reason: str) -> None:
+        """End the connection; what is queued is dropped."""
+        if not self.closing:
+            self.closing = True
+            self.queue.clear()
+            self.filled.set()
+            keep_until_done(asyncio.ensure_future(self.connection.close(code, reason[:100])))
+
+
+class LinkOwner(Protocol):
+    """Who the links belong to: a root's service or an edge. Called in the server's loop."""
+
+    def admit(self, grants: Grants) -> "Door":
+        """Who takes in a client whose capability is signed and whose key is proven; OpeningRefused when nobody does."""
+
+    def writable(self, link: ServedLink, *, writable: bool) -> None: ...
+
+    def received(self, link: ServedLink, frame: LinkFrame) -> None: ...
+
+    def opened(self, link: ServedLink) -> None: ...
+
+    def closed(self, link: ServedLink) -> None: ...
+
+    def may_read(self, link: ServedLink) -> bool:
+        """Whether more should be taken from a link now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """What a client is told when it is let in."""
+
+    fields: dict[str, Any]
+
+
+class Trace:
+    """The last messages of all links, for `echostore mesh`."""
+
+    __slots__ = ("entries", "now_ms")
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self.now_ms = now_ms
+        self.entries: deque[tuple[int, str, str, str, int]] = deque(maxlen=TRACE_MAX)
+
+    def add(self, link: LinkId, direction: str, message: Message, size: int) -> None:
+        self.entries.append((self.now_ms(), link, direction, type(message).__name__, size))
+
+    def last(self, count: int) -> list[tuple[int, str, str, str, int]]:
+        """Time, link, direction, kind and bytes of the last messages."""
+        return list(self.entries)[-count:] if count else []
+
+
+class ThinServer:
+    """Takes connections and keeps their links."""
+
+    def __init__(self, owner: LinkOwner, *, now_ms: Callable[[], int]) -> None:
+        self._owner = owner
+        self._server: Server | None = None
+        self.links: dict[LinkId, ServedLink] = {}
+        self.refusals: dict[str, int] = {}
+        self.trace = Trace(now_ms)
+
+    async def start(self, host: str, port: int) -> str:
+        """Listen; returns the URL in use."""
+        self._server = await serve(
+            self._serve,
+            host,
+            port,
+            subprotocols=[SUBPROTOCOL],
+            select_subprotocol=_offered,
+            process_request=_page,
+            compression=None,
+            max_size=FRAME_BYTES_MAX,
+            open_timeout=OPENING_S,
+            ping_interval=20,
+            ping_timeout=20,
+        )
+        address = self._server.sockets[0].getsockname()
+        shown = f"[{address[0]}]" if ":" in address[0] else address[0]
+        return f"ws://{shown}:{address[1]}{PATH}"
+
+    async def close(self) -> None:
+        for link in list(self.links.values()):
+            link.close(GOING_AWAY, "going away")
+        if self._server is not None:
+            self._server.close(close_connections=True)
+            await self._server.wait_closed()
+
+    def count(self, reason: str) -> None:
+        self.refusals[reason] = self.refusals.get(reason, 0) + 1
+
+    # one connection
+
+    async def _serve(self, connection: ServerConnection) -> None:
+        try:
+            if connection.subprotocol != SUBPROTOCOL:
+                raise OpeningRefused(PROTOCOL, "subprotocol", f"the subprotocol {SUBPROTOCOL} is wanted")
+            if connection.request is None or connection.request.path != PATH:
+                raise OpeningRefused(PROTOCOL, "path", f"thin clients are served at {PATH}")
+            if len(self.links) >= LINKS_MAX:
+                raise OpeningRefused(QUOTA, "too-many", f"{LINKS_MAX} clients are connected")
+            link = await self._open(connection)
+        except OpeningRefused as refused:
+            await self._refuse(connection, refused)
+            return
+        except ConnectionClosed:
+            self.count("gone-while-opening")
+            return
+        self.links[link.id] = link
+        writer = asyncio.ensure_future(self._write(link))
+        try:
+            self._owner.opened(link)
+            await self._read(link)
+        except ConnectionClosed:
+            link.closing = True
+        finally:
+            del self.links[link.id]
+            link.closing = True
+            link.filled.set()
+            self._owner.closed(link)
+            await writer
+
+    async def _open(self, connection: ServerConnection) -> ServedLink:
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        await connection.send(msgspec.json.encode({"hello": 1, "nonce": nonce.hex()}).decode())
+        try:
+            async with asyncio.timeout(OPENING_S):
+                answer = await connection.recv()
+        except TimeoutError:
+            raise OpeningRefused(PROTOCOL, "timeout", f"no capability came in {OPENING_S:g} s") from None
+        grants, key = check_opening(answer, nonce)
+        door = self._owner.admit(grants)
+        generation = secrets.randbits(64)
+        host, port = connection.remote_address[:2]
+        link = ServedLink(
+            LinkId(secrets.token_hex(6)), generation, grants, key, f"{host}:{port}", self._owner, connection, self.trace
+        )
+        told = {"ok": True, **door.fields, "generation": str(generation)}
+        await connection.send(msgspec.json.encode(told).decode())
+        return link
+
+    async def _refuse(self, connection: ServerConnection, refused: OpeningRefused) -> None:
+        self.count(refused.reason)
+        with contextlib.suppress(ConnectionClosed):  # it did not wait to hear why
+            if refused.code != PROTOCOL:
+                told = {"refused": refused.reason, "detail": refused.detail}
+                await connection.send(msgspec.json.encode(told).decode())
+            await connection.close(refused.code, refused.reason)
+
+    async def _read(self, link: ServedLink) -> None:
+        while not link.closing:
+            while self._must_wait(link):
+                await asyncio.sleep(0.01)
+            data = await link.connection.recv()
+            if isinstance(data, str):
+                self.count("text-frame")
+                link.close(PROTOCOL, "after the opening, frames are binary")
+                return
+            link.bytes_received += len(data)
+            link.frames_received += 1
+            try:
+                frame = decode_frame(data)
+            except MalformedFrame as error:
+                self.count("malformed-frame")
+                link.close(PROTOCOL, str(error))
+                return
+            self.trace.add(link.id, "in", frame.message, len(data))
+            self._owner.received(link, frame)
+
+    def _must_wait(self, link: ServedLink) -> bool:
+        """Whether a link has answers to take, or batches to get rid of, before more is read from it."""
+        return not link.closing and (link.buffered > READ_BYTES or not self._owner.may_read(link))
+
+    async def _write(self, link: ServedLink) -> None:
+        with contextlib.suppress(ConnectionClosed):  # `_read` sees the same, and ends the link
+            while not link.closing:
+                await link.filled.wait()
+                link.filled.clear()
+                while link.queue and not link.closing:
+                    data = link.queue.popleft()
+                    await link.connection.send(data)
+                    link.buffered -= len(data)
+                    link.bytes_sent += len(data)
+                    link.frames_sent += 1
+                    if not link.writable and link.buffered <= WRITABLE_BYTES // 2:
+                        link.writable = True
+                        self._owner.writable(link, writable=True)
+
+
+def _encoded(message: Message) -> bytes:
+    """A message without its generation. What goes to a thousand links is written once."""
+    data = _messages.get(message)
+    if data is None:
+        data = encode_frame(LinkFrame(0, message))
+        if len(data) <= _MESSAGE_BYTES_MAX:
+            if len(_messages) >= _MESSAGES_MAX:
+                _messages.clear()
+            _messages[message] = data
+    return data
+
+
+_messages: dict[Message, bytes] = {}
+_MESSAGES_MAX = 512
+_MESSAGE_BYTES_MAX = 64 * 1024
+
+
+def check_opening(answer: str | bytes, nonce: bytes) -> tuple[Grants, bytes]:
+    """What a client's answer to hello grants, and the key it has proven, if all of it is as it should be."""
+    if not isinstance(answer, str) or len(answer) > OPENING_CHARACTERS_MAX:
+        raise OpeningRefused(PROTOCOL, "malformed-opening", "the opening is a short JSON text")
+    try:
+        said = msgspec.json.decode(answer, type=_Answer)
+        key, proof = bytes.fromhex(said.key), bytes.fromhex(said.proof)
+        capability = capability_from_text(said.capability)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise OpeningRefused(PROTOCOL, "malformed-opening", str(error)) from None
+    try:
+        grants = read_capability(capability)
+    except MalformedIndex as error:
+        raise OpeningRefused(UNAUTHORISED, "bad-capability", str(error)) from None
+    if not verify(key, proof_statement(nonce, capability), proof):
+        raise OpeningRefused(UNAUTHORISED, "bad-proof", "the key did not sign this opening")
+    if grants.holder and grants.holder != key:
+        raise OpeningRefused(UNAUTHORISED, "not-holder", "the capability is for another key")
+    return grants, key
+
+
+class _Answer(msgspec.Struct):
+    capability: str
+    key: str
+    proof: str
+
+
+def grants_fields(grants: Grants) -> dict[str, Any]:
+    """What a capability grants, as the client is told."""
+    return {
+        "party": grants.party.hex(),
+        "read": [{"types": list(each.types), "all_items": each.all_items} for each in grants.read],
+        "write": list(grants.write),
+        "messages": grants.messages,
+        "expires_ms": grants.expires_ms,
+    }
+
+
+def _offered(connection: ServerConnection, subprotocols: Sequence[Subprotocol]) -> Subprotocol | None:
+    """None is no reason to refuse the handshake: the client is told by a close code."""
+    return SUBPROTOCOL if SUBPROTOCOL in subprotocols else None
+
+
+def _page(connection: ServerConnection, request: Request) -> Response | None:
+    """A browser gets its page and module from here, so that both have one origin; None: it is a WebSocket."""
+    if "upgrade" in request.headers:
+        return None
+    found = page(request.path)
+    if found is None:
+        return connection.respond(HTTPStatus.NOT_FOUND, "not found\n")
+    content_type, data = found
+    headers = Headers({"Content-Type": content_type, "Content-Length": str(len(data)), "Cache-Control": "no-cache"})
+    return Response(HTTPStatus.OK.value, HTTPStatus.OK.phrase, headers, data)
+
+
+_closing: set[asyncio.Future[Any]] = set()
+
+
+def keep_until_done(task: asyncio.Future[Any]) -> None:
+    """A task that nobody awaits must not be collected before its end."""
+    _closing.add(task)
+    task.add_done_callback(_closing.discard)

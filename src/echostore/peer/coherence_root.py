@@ -1,0 +1,528 @@
+"""CoherenceRoot: one party of a peer as the root of a tree of thin clients.
+
+    leaf or edge --message--> Root machine --effects--> queries, batches, ticks --events--> Root machine --> Send
+
+    Evaluate   a query, kept live from then on (coherence_watch)
+    Commit     a message of the data feed, with its account in the same commit (coherence_batches)
+    Advanced   a tick: all that was applied so far is durable, and these indexes have other values
+
+A tick is cut when somebody asks about a state that has moved on, when a batch was written, and else at most every
+`TICK_S` or every `TICK_ITEMS` changed items. It is exposed only after a flush, and numbered from a reserve that is on
+disk before (coherence_ledger), so that nothing a leaf saw is ever taken back and no number names two states.
+
+All methods run in one thread, the service's; only `_changed` is called by whoever writes to the party, and takes a note
+under the peer's lock.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Set
+from typing import TYPE_CHECKING, Protocol
+
+from echostore.kernel.coherence.events import (
+    Advanced,
+    ChildOpened,
+    Commit,
+    Committed,
+    Cut,
+    Drop,
+    Effect,
+    Evaluate,
+    Evaluated,
+    Event,
+    EvictEntry,
+    Flush,
+    Forget,
+    LinkClosed,
+    LinkId,
+    Received,
+    Refusal,
+    Send,
+    Sideways,
+    Unavailable,
+    Unwatch,
+    Writable,
+)
+from echostore.kernel.coherence.messages import (
+    Acquire,
+    Announce,
+    Arc,
+    Attach,
+    Backpressure,
+    BeginUpdate,
+    Deannounce,
+    Denied,
+    EndUpdate,
+    LaneItem,
+    Message,
+    NullUpdate,
+    RejectReason,
+    ReleaseArc,
+    Service,
+    Spec,
+    SystemId,
+    UserMessage,
+    UserReceipt,
+)
+from echostore.kernel.coherence.quotas import (
+    ARC_OPS_BURST,
+    ARC_OPS_PER_S,
+    OBJECT_OPS_BURST,
+    OBJECT_OPS_PER_S,
+    Quotas,
+)
+from echostore.kernel.coherence.root import WINDOW_TICKS, Root
+from echostore.kernel.coherence.services import SERVICE_TTL_S, SERVICES_SPEC
+from echostore.kernel.errors import TooLarge
+from echostore.kernel.ids import DeviceKey, ItemId
+from echostore.peer.coherence_batches import BatchWriter
+from echostore.peer.coherence_ledger import CoherenceLedger, root_system
+from echostore.peer.coherence_watch import IndexWatch
+from echostore.wire.capabilities import Grants
+from echostore.wire.index_spec import (
+    FENCE_SPEC,
+    REVOCATIONS_SPEC,
+    IndexQuery,
+    MalformedIndex,
+    TickCodec,
+    index_query,
+    revocations_value,
+)
+from echostore.wire.items import encode_record
+from echostore.wire.system_owners import Owner
+
+if TYPE_CHECKING:
+    from echostore.peer.party import Party
+
+TICK_S = 0.01
+"""At most so often is a tick cut for its own sake."""
+
+TICK_ITEMS = 256
+"""So many changed items make a tick at once."""
+
+ANNOUNCE_S = SERVICE_TTL_S
+
+IDLE_S = 60.0
+"""An index that no link has a record of is watched for so long, in case it is asked for again."""
+
+WATCHED_MAX = 250_000
+"""Watched indexes. One more takes the place of the oldest."""
+
+ACQUIRES_PER_S, ACQUIRES_BURST = 2_000.0, 20_000.0
+"""Questions of one link. A leaf that reconnects asks for all it holds at once."""
+
+ATTACHES_PER_S, ATTACHES_BURST = 100.0, 10_000.0
+"""Systems that attach over one link: each may cost a name for ever."""
+
+COMMITS_WAITING_MAX = 256
+"""Batches that wait for their quota or their turn, of all links; beyond, links that publish are not read."""
+
+
+class Outlet(Protocol):
+    """Where a root's messages go; the service."""
+
+    def send(self, link: LinkId, generation: int, message: Message) -> None: ...
+
+    def drop(self, link: LinkId, detail: str) -> None:
+        """End a link that broke a rule."""
+
+    def later(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Call in the service's thread after a while. May be called from any thread."""
+
+
+class CoherenceRoot:
+    """Binds the Root machine to a party."""
+
+    def __init__(self, party: "Party", outlet: Outlet, *, now: Callable[[], float] = time.monotonic) -> None:
+        self.party = party
+        self._outlet = outlet
+        self._now = now
+        peer = party.peer
+        device_key = peer.keys.key(DeviceKey(peer.device))
+        self.grants: dict[LinkId, Grants] = {}
+        self._keys: dict[LinkId, bytes] = {}
+        self._quotas = Quotas()
+        self._commits: deque[tuple[Commit, Grants | None]] = deque()
+        self._commits_at_s: float | None = None
+        self._cut_due = False
+        self._last_cut_s = 0.0
+        self._writers: dict[Arc, Grants] = {}
+        self._heard: dict[Service, float] = {}
+        self._idle: dict[Spec, float] = {}
+        self._types: deque[tuple[int, frozenset[str] | None]] = deque()
+        """Ticks of the window with the types of items that changed in them; None: any may have."""
+        self.refusals: dict[str, int] = {}
+        self.acquires = 0
+        with party.reading() as runtime:
+            writer = runtime.data.cursor.key if runtime.data is not None else peer.device
+            self.system: SystemId = root_system(party.key, writer)
+            self.feed: bytes = writer[:8]
+            self.device: bytes = device_key.public
+            self._ledger = CoherenceLedger(runtime.feeds, self.system)
+            runtime.flush()
+            tick, self._reserved_end = self._ledger.start()
+            self._codec = TickCodec()
+            self.root = Root(self.system, self._codec, tick=tick, batches=self._ledger.load())
+            self.watch = IndexWatch(runtime.source, sign=device_key.sign, record=self._record)
+            self._batches = BatchWriter(party, self._ledger)
+            self._touched: set[ItemId] = set()
+            self._known_from = tick
+            self._end = party.live.listen(self._changed)
+            party.capabilities.on_revoked.append(self._revoked)
+
+    @property
+    def tick(self) -> int:
+        return self.root.holdings.cur
+
+    @property
+    def full(self) -> bool:
+        """Whether so many batches wait that no more should be read."""
+        return len(self._commits) >= COMMITS_WAITING_MAX
+
+    # links
+
+    def open_link(self, link: LinkId, generation: int, grants: Grants, key: bytes) -> None:
+        self.grants[link] = grants
+        self._keys[link] = key
+        self._happens(ChildOpened(link, generation))
+
+    def close_link(self, link: LinkId) -> None:
+        self.grants.pop(link, None)
+        self._keys.pop(link, None)
+        self._happens(LinkClosed(link))
+
+    def writable(self, link: LinkId, writable: bool) -> None:
+        self._happens(Writable(link, writable))
+
+    def receive(self, link: LinkId, generation: int, message: Message) -> None:
+        """A message of a link that stands."""
+        grants = self.grants.get(link)
+        if grants is None:
+            return
+        if self.root.serving.generations.get(link) != generation:
+            self._count("foreign-generation")
+            return
+        if not self._may(link, generation, message, grants):
+            return
+        before = self.root.batches.arcs.systems_count, self.root.batches.arcs.arcs_count
+        effects = self.root.receive(Received(link, generation, message))
+        self._keep_systems(link, message, before)
+        self._perform(effects)
+        if isinstance(message, Acquire) and message.spec.startswith(FENCE_SPEC):  # asked for once, and never again
+            self._perform(self.root.receive(Forget(link, message.spec)))
+            self._perform(self.root.receive(EvictEntry(message.spec)))
+        self._tell()
+
+    def _may(self, link: LinkId, generation: int, message: Message, grants: Grants) -> bool:
+        """Whether the capability of the link and its quota let a message in."""
+        match message:
+            case Acquire(spec):
+                self.acquires += 1
+                wait_s = self._charge(b"acquire " + link.encode(), ACQUIRES_PER_S, ACQUIRES_BURST)
+                if wait_s:
+                    self._outlet.send(link, generation, Backpressure("acquire", wait_s))
+                    return False
+                reason = self._why_not(spec, grants)
+                if reason is not None:
+                    self._count(reason)
+                    self._outlet.send(link, generation, Denied(spec, reason))
+                return reason is None
+            case Attach():
+                if not self._ledger.owners.allows(message, grants, self._keys[link]):
+                    self._count(RejectReason.NOT_ALLOWED)
+                    return False
+                wait_s = self._charge(b"attach " + link.encode(), ATTACHES_PER_S, ATTACHES_BURST)
+                if wait_s:
+                    self._outlet.send(link, generation, Backpressure("attach", wait_s))
+                return not wait_s
+            case UserMessage() | UserReceipt() | Announce() | Deannounce():
+                if not grants.messages:
+                    self._count(RejectReason.NOT_ALLOWED)
+                elif isinstance(message, Announce):
+                    self._heard[message.service] = self._now()
+                return grants.messages
+            case BeginUpdate() | LaneItem() | EndUpdate() | NullUpdate():
+                if self.root.serving.leads_to(message.clock.system, link):
+                    self._writers[message.clock] = grants
+                return True
+            case _:
+                return True
+
+    def _why_not(self, spec: Spec, grants: Grants) -> RejectReason | None:
+        if spec.startswith(SERVICES_SPEC):
+            return None if grants.messages or spec.startswith(FENCE_SPEC) else RejectReason.NOT_ALLOWED
+        if spec == REVOCATIONS_SPEC:
+            return None
+        try:
+            asked = self._asked(spec)
+        except MalformedIndex:
+            return RejectReason.MALFORMED
+        item_type = None
+        if asked.item is not None:
+            with self.party.reading() as runtime:
+                row = runtime.source.row(asked.item)
+                item_type = None if row is None else row.type
+        return None if grants.may_read(asked, item_type) else RejectReason.NOT_ALLOWED
+
+    def _asked(self, spec: Spec) -> IndexQuery:
+        return self.watch.asked(spec) or index_query(spec)
+
+    def _charge(self, key: bytes, rate: float, burst: float) -> float:
+        return self._quotas.charge({key: 1}, rate=rate, burst=burst, now=self._now())
+
+    def _keep_systems(self, link: LinkId, message: Message, before: tuple[int, int]) -> None:
+        """Names, their owners and arcs are on disk before anybody hears of them."""
+        arcs = self.root.batches.arcs
+        if isinstance(message, ReleaseArc):
+            if message.arc in arcs.granted:
+                self._save([message.arc.system])
+        elif isinstance(message, Attach):
+            system = message.system or arcs.nonces.get(message.nonce)
+            if system is None or system not in arcs.gens:
+                return
+            owner = Owner(self._keys[link], self.grants[link].id)
+            owned = not message.turn and self._owns(link, system) and self._ledger.owners.note(system, owner)
+            if owned or (arcs.systems_count, arcs.arcs_count) != before:
+                self._save([system])
+
+    def _owns(self, link: LinkId, system: SystemId) -> bool:
+        """Whether a link speaks for a system of its own, and not for one that belongs to another."""
+        known = self._ledger.owners.owners.get(system)
+        return known is None or known.key == self._keys[link] or known.capability == self.grants[link].id
+
+    def _save(self, systems: Iterable[SystemId]) -> None:
+        with self.party.reading():
+            self._ledger.save_systems(systems, self.root.batches.arcs)
+
+    # effects
+
+    def _happens(self, event: Event) -> None:
+        self._perform(self.root.receive(event))
+        self._tell()
+
+    def _perform(self, effects: Iterable[Effect]) -> None:
+        todo = deque(effects)
+        while todo:
+            effect = todo.popleft()
+            match effect:
+                case Send(link, generation, message):
+                    self._outlet.send(link, generation, message)
+                case Evaluate(spec, at):
+                    todo.extend(self._evaluate(spec, at))
+                case Unwatch(spec):
+                    with self.party.lock:
+                        self.watch.unwatch(spec)
+                case Commit():
+                    self._commits.append((effect, self._writers.get(effect.clock)))
+                    self._commit_soon(0.0)
+                case Refusal(_, reason, _):
+                    self._count(reason)
+                case Drop(link, detail):
+                    self._outlet.drop(link, detail)
+                case Cut():
+                    todo.extend(self._cut(force=True))
+                case Sideways():
+                    self._count("other-root")
+                case _:
+                    raise AssertionError(f"{effect} is not for a root's host")
+
+    def _count(self, reason: str) -> None:
+        self.refusals[reason] = self.refusals.get(reason, 0) + 1
+
+    def _tell(self) -> None:
+        """Bring all links up to the current tick for which there is something to say."""
+        for link in self.root.serving.due():
+            self._perform(self.root.receive(Flush(link)))
+
+    # indexes
+
+    def _evaluate(self, spec: Spec, at: int | None) -> list[Effect]:
+        """The index now; and how far back it was the same."""
+        with self.party.reading():
+            effects = self._cut()
+            cur = self.tick
+            special = spec == REVOCATIONS_SPEC or spec.startswith(SERVICES_SPEC)
+            first = cur if special else self._unchanged_since(self._asked(spec))
+            if at is not None and at < first:
+                return [*effects, *self.root.receive(Unavailable(spec, at, None))]
+            if spec.startswith(SERVICES_SPEC):
+                value = self.root.services.value(spec)
+            elif special:
+                value = revocations_value(self.party.capabilities.revoked())
+            else:
+                try:
+                    value, gives_way = self.watch.watch(spec, self._asked(spec))
+                except TooLarge:
+                    self._count(RejectReason.TOO_LARGE)
+                    return [*effects, *self.root.receive(Unavailable(spec, at, RejectReason.TOO_LARGE))]
+                if gives_way is None and len(self.watch) > WATCHED_MAX:
+                    gives_way = self.watch.oldest()
+                if gives_way is not None:
+                    effects += self.root.receive(EvictEntry(gives_way))
+            return [*effects, *self.root.receive(Evaluated(spec, first, cur, value))]
+
+    def _unchanged_since(self, asked: IndexQuery) -> int:
+        """The first tick of the window from which on no item changed that could concern the index."""
+        query = asked.query
+        type = None if query is None or len(query.stages) != 1 else query.hints().type
+        if type is None:
+            return self._types[-1][0] if self._types else self._known_from
+        for tick, types in reversed(self._types):
+            if types is None or type in types:
+                return tick
+        return self._known_from
+
+    def _record(self, item: ItemId) -> bytes:
+        record = self.party.runtime.state.record(item)
+        assert record is not None, f"a row without a record: {item.hex()}"
+        return encode_record(record).SerializeToString(deterministic=True)
+
+    # ticks
+
+    def _changed(self, items: Set[ItemId]) -> None:
+        """Whoever writes tells, under the peer's lock."""
+        few = len(self._touched) < TICK_ITEMS
+        self._touched |= items
+        many = len(self._touched) >= TICK_ITEMS
+        if not self._cut_due or (few and many):
+            self._cut_due = True
+            due_s = 0.0 if many else max(0.0, self._last_cut_s + TICK_S - self._now())
+            self._outlet.later(due_s, self.cut)
+
+    def cut(self) -> None:
+        """Cut a tick, if anything happened, and tell everybody."""
+        if not self.party.runtime.closed:
+            self._perform(self._cut())
+            self._tell()
+
+    def _cut(self, *, force: bool = False) -> list[Effect]:
+        with self.party.reading() as runtime:
+            if runtime.writable:
+                runtime.flush()
+            touched, self._touched = self._touched, set()
+            self._cut_due = False
+            if not touched and not force:
+                return []
+            self._last_cut_s = self._now()
+            self._codec.forget()
+            types = self._types_of(touched)
+            fresh, overgrown = self.watch.changed(touched)
+            tick = self.tick + 1
+            if tick >= self._reserved_end:
+                self._reserved_end = self._ledger.extend(tick)
+            if touched:
+                self._types.append((tick, types))
+            while self._types and self._types[0][0] <= tick - 2 * WINDOW_TICKS:
+                self._known_from = self._types.popleft()[0]
+            effects: list[Effect] = []
+            for spec in overgrown:
+                effects += self.root.receive(EvictEntry(spec))
+            if REVOCATIONS_SPEC in self.root.holdings:
+                value = revocations_value(self.party.capabilities.revoked())
+                known = self.root.holdings.newest(REVOCATIONS_SPEC)
+                if known is None or known.value != value:
+                    fresh.append((REVOCATIONS_SPEC, value))
+            return [*effects, *self.root.receive(Advanced(tick, tuple(fresh)))]
+
+    def _types_of(self, items: Set[ItemId]) -> frozenset[str] | None:
+        source = self.party.runtime.source
+        rows = [source.row(item) for item in items]
+        return None if any(row is None for row in rows) else frozenset(row.type for row in rows if row is not None)
+
+    # batches
+
+    def _commit_soon(self, delay_s: float) -> None:
+        at_s = self._now() + delay_s
+        if self._commits_at_s is None or at_s < self._commits_at_s:
+            self._commits_at_s = at_s
+            self._outlet.later(delay_s, self.write_batches)
+
+    def write_batches(self) -> None:
+        """Write what waits, as far as quotas allow: one flush for all of it, then the tick that holds it."""
+        self._commits_at_s = None
+        if self.party.runtime.closed:
+            return
+        ready, wait_s = self._ready_commits()
+        if ready:
+            with self.party.reading() as runtime:
+                runtime.flush()
+                tick = self.tick + 1
+                batches = self.root.batches
+                effects: list[Effect] = []
+                for commit, rights in ready:
+                    told = batches.rejections.get(commit.clock, ())
+                    rejected = self._batches.write(commit, rights=rights, arcs=batches.arcs, told=told, tick=tick)
+                    effects += self.root.receive(Committed(commit.clock, commit.batch, tick, rejected))
+                self._batches.settle()  # only then is anything said of it
+                effects += self._cut(force=True)
+            self._perform(effects)
+            self._tell()
+        if wait_s:
+            self._commit_soon(wait_s)
+
+    def _ready_commits(self) -> tuple[list[tuple[Commit, Grants | None]], float]:
+        """Those that are within their quotas, in the order of their arcs; and how long the first of the others waits."""
+        ready: list[tuple[Commit, Grants | None]] = []
+        waiting: deque[tuple[Commit, Grants | None]] = deque()
+        blocked: set[Arc] = set()
+        wait_s = 0.0
+        for commit, rights in self._commits:
+            over_s = 0.0 if commit.clock in blocked else self._over_quota(commit)
+            if over_s:
+                blocked.add(commit.clock)
+                wait_s = min(wait_s, over_s) if wait_s else over_s
+                self._count("over-quota")
+                self._perform(self.root.serving.to_system(commit.clock.system, Backpressure("publish", over_s)))
+            (waiting if commit.clock in blocked else ready).append((commit, rights))
+        self._commits = waiting
+        return ready, wait_s
+
+    def _over_quota(self, commit: Commit) -> float:
+        """How long a batch has to wait; 0.0 when it was counted."""
+        now = self._now()
+        arc = repr(commit.clock).encode()
+        objects: dict[bytes, int] = {}
+        for op in commit.ops:
+            objects[b"object " + op.object] = objects.get(b"object " + op.object, 0) + 1
+        wait_s = self._quotas.charge(objects, rate=OBJECT_OPS_PER_S, burst=OBJECT_OPS_BURST, now=now)
+        if wait_s:
+            return wait_s
+        return self._quotas.charge({b"arc " + arc: len(commit.ops)}, rate=ARC_OPS_PER_S, burst=ARC_OPS_BURST, now=now)
+
+    # from time to time
+
+    def sweep(self) -> None:
+        """Services that fell silent, indexes that nobody watches."""
+        now = self._now()
+        silent = [service for service, heard_s in self._heard.items() if now - heard_s > ANNOUNCE_S]
+        for service in silent:
+            del self._heard[service]
+        expired = [service for service in silent if self.root.services.expire(service)]
+        if expired:
+            self.root.services_changed = True
+            self._perform(self._cut(force=True))
+        recorded = {spec for directory in self.root.serving.links.values() for spec in directory.records}
+        idle = [spec for spec in self.root.holdings.specs() if spec not in recorded]
+        self._idle = {spec: self._idle.get(spec, now) for spec in idle}
+        for spec in [spec for spec, since_s in self._idle.items() if now - since_s > IDLE_S]:
+            del self._idle[spec]
+            self._perform(self.root.receive(EvictEntry(spec)))
+        for clock in [clock for clock in self._writers if clock.system not in self.root.serving.routes]:
+            if not any(commit.clock == clock for commit, _ in self._commits):
+                del self._writers[clock]
+        self._tell()
+
+    def _revoked(self, id: bytes) -> None:
+        """Under the peer's lock, by whoever revoked: the index of revocations has another value."""
+        self._outlet.later(0.0, self._cut_for_revocation)
+
+    def _cut_for_revocation(self) -> None:
+        if not self.party.runtime.closed:
+            self._perform(self._cut(force=True))
+            self._tell()
+
+    def close(self) -> None:
+        """Listen no more. Links are the service's to end."""
+        self._end()
+        if self._revoked in self.party.capabilities.on_revoked:
+            self.party.capabilities.on_revoked.remove(self._revoked)

@@ -1,0 +1,266 @@
+"""Handles of items that a thin client has read or made. A handle shows the state it was read with, and own edits of it.
+
+    task["title"], task["address", "city"] = ...      properties
+    notes.insert(0, "Dear all, "), notes.append("!")  text
+    stops.append("Rome"), del stops[0]                lists
+    chat.post("hello", reply_to=entry)                logs
+
+Writing goes into the open batch of this thread, or is a batch of its own. Reading a query again gives newer handles.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from echostore.kernel.errors import UsageError
+from echostore.kernel.ids import ItemId, item_text
+from echostore.kernel.models.property_set import DELETED
+from echostore.kernel.values import Path, Reference, Value, check_path, kind_of
+from echostore.thin import operations
+from echostore.thin.operations import LIST, LOG, PROPERTY_SET, TEXT, Operation
+from echostore.thin.overlay import Overlay
+from echostore.wire.index_spec import IndexItem
+
+if TYPE_CHECKING:
+    from echostore.thin.thin_party import ThinParty
+
+
+class ThinItem:
+    """Any item. Subclasses add what their model can do."""
+
+    __slots__ = ("_party", "_state")
+
+    def __init__(self, party: "ThinParty", state: IndexItem) -> None:
+        self._party = party
+        self._state = state
+
+    @property
+    def id(self) -> ItemId:
+        return self._state.item
+
+    @property
+    def type(self) -> str:
+        return self._state.type
+
+    @property
+    def model(self) -> str:
+        return self._state.model
+
+    @property
+    def parent(self) -> ItemId | None:
+        return self._state.parent
+
+    @property
+    def deleted(self) -> bool:
+        return self._state.deleted
+
+    @property
+    def source(self) -> ItemId | None:
+        """Of a link: where it starts."""
+        return self._state.source
+
+    @property
+    def target(self) -> ItemId | None:
+        """Of a link: where it leads."""
+        return self._state.target
+
+    @property
+    def reference(self) -> Reference:
+        return Reference(self.id)
+
+    @property
+    def values(self) -> dict[str, Value]:
+        """What a row of a query shows: the properties, or the content under `value`. Not to be changed."""
+        return self._state.values
+
+    def value(self) -> Value:
+        """The state as plain values."""
+        return self.values if self.model == PROPERTY_SET else self.values.get("value")
+
+    # writing
+
+    def delete(self) -> None:
+        """Hide the item and what hangs below it."""
+        self._write(operations.delete(self._party.feed, self.id, self._party.now_ms()))
+
+    def restore(self) -> None:
+        self._write(operations.restore(self._party.feed, self.id))
+
+    def rename(self, name: str) -> None:
+        """Set its display name."""
+        self._write(operations.rename(self._party.feed, self.id, name))
+
+    def move(self, parent: "ThinItem | None") -> None:
+        """Give it another home; None is the party's own."""
+        self._write(operations.move(self._party.feed, self.id, None if parent is None else parent.id))
+
+    def link(self, target: "ThinItem | ItemId", *, type: str = "link", **properties: Value) -> "ThinItem":
+        """A typed edge to another item, itself an item."""
+        made: ThinItem = self._party.link(self, target, type=type, **properties)
+        return made
+
+    def _write(self, operation: Operation) -> None:
+        party = self._party
+        party.publish([operation])
+        after, exact = Overlay(party.key, party.feed, [operation]).apply(self.id, self._state)
+        if exact and after is not None:
+            self._state = after
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ThinItem) and other.id == self.id and other._party.key == self._party.key
+
+    def __hash__(self) -> int:
+        return hash((self._party.key, self.id))
+
+    def __repr__(self) -> str:
+        return f"<{self.type or self.model} {item_text(self.id)[:8]}{' deleted' if self.deleted else ''}>"
+
+
+class ThinProperties(ThinItem):
+    """Properties by path."""
+
+    __slots__ = ()
+
+    def __getitem__(self, path: str | tuple[str, ...]) -> Value:
+        found = self._find(check_path(path))
+        if found is DELETED:
+            raise KeyError(path)
+        return found
+
+    def get(self, path: str | tuple[str, ...], default: Value = None) -> Value:
+        found = self._find(check_path(path))
+        return default if found is DELETED else found
+
+    def __contains__(self, path: str | tuple[str, ...]) -> bool:
+        return self._find(check_path(path)) is not DELETED
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values)
+
+    def keys(self) -> Iterable[str]:
+        return self.values.keys()
+
+    def to_dict(self) -> dict[str, Value]:
+        return dict(self.values)
+
+    def __setitem__(self, path: str | tuple[str, ...], value: Value) -> None:
+        self._change({check_path(path): value})
+
+    def __delitem__(self, path: str | tuple[str, ...]) -> None:
+        self[path]
+        self._change({check_path(path): DELETED})
+
+    def update(self, **properties: Value) -> None:
+        """Set several properties as one operation."""
+        if properties:
+            self._change({(name,): value for name, value in properties.items()})
+
+    def _find(self, path: Path) -> Any:
+        found: Any = self.values
+        for step in path:
+            if not isinstance(found, dict) or step not in found:
+                return DELETED
+            found = found[step]
+        return found
+
+    def _change(self, changes: dict[Path, Value]) -> None:
+        plain = {path: plain_value(value) for path, value in changes.items()}
+        self._write(operations.change(self._party.feed, self.id, plain))
+
+
+class ThinText(ThinItem):
+    """Text. Positions count Unicode code points of the text as this handle shows it."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return str(self.values.get("value", ""))
+
+    def __len__(self) -> int:
+        return len(str(self))
+
+    def insert(self, position: int, text: str) -> None:
+        self.splice(position, 0, text)
+
+    def append(self, text: str) -> None:
+        self.splice(len(self), 0, text)
+
+    def erase(self, position: int, length: int = 1) -> None:
+        self.splice(position, length, "")
+
+    def splice(self, position: int, length: int, text: str) -> None:
+        """Take characters out and put others in their place."""
+        if not isinstance(text, str):
+            raise UsageError(f"text is inserted, not {kind_of(text)}")
+        self._write(operations.edit_text(self.id, str(self), position, length, text))
+
+
+class ThinList(ThinItem):
+    """A list; elements are values or items."""
+
+    __slots__ = ()
+
+    def to_list(self) -> list[Value]:
+        return list(self.values.get("value", []))
+
+    def __len__(self) -> int:
+        return len(self.to_list())
+
+    def __iter__(self) -> Iterator[Value]:
+        return iter(self.to_list())
+
+    def __getitem__(self, index: int) -> Value:
+        return self.to_list()[index]
+
+    def append(self, *values: Value) -> None:
+        self._splice(len(self), 0, list(values))
+
+    def insert(self, index: int, value: Value) -> None:
+        self._splice(index, 0, [value])
+
+    def __setitem__(self, index: int, value: Value) -> None:
+        self._splice(self._place(index), 1, [value])
+
+    def __delitem__(self, index: int) -> None:
+        self._splice(self._place(index), 1, [])
+
+    def _place(self, index: int) -> int:
+        place = index + len(self) if index < 0 else index
+        if not 0 <= place < len(self):
+            raise IndexError(f"the list has {len(self)} elements, none at {index}")
+        return place
+
+    def _splice(self, position: int, removed: int, inserted: list[Value]) -> None:
+        plain = [plain_value(each) for each in inserted]
+        self._write(operations.edit_list(self.id, self.to_list(), position, removed, plain))
+
+
+class ThinLog(ThinItem):
+    """A threaded log: posts with replies."""
+
+    __slots__ = ()
+
+    def posts(self) -> list[dict[str, Value]]:
+        """The posts; one of one's own has no id before the root has it."""
+        return list(self.values.get("value", []))
+
+    def __len__(self) -> int:
+        return len(self.posts())
+
+    def post(self, body: Value, *, reply_to: str | None = None) -> None:
+        """Append a post; `reply_to` is the id of another."""
+        answered = None if reply_to is None else operations.parse_post(reply_to)
+        self._write(operations.post(self._party.feed, self.id, plain_value(body), answered))
+
+
+KINDS: dict[str, type[ThinItem]] = {PROPERTY_SET: ThinProperties, TEXT: ThinText, LIST: ThinList, LOG: ThinLog}
+
+
+def plain_value(value: Value) -> Value:
+    """Handles inside a value become references."""
+    if isinstance(value, ThinItem):
+        return value.reference
+    if isinstance(value, list | tuple):
+        return [plain_value(each) for each in value]
+    if isinstance(value, dict):
+        return {key: plain_value(each) for key, each in value.items()}
+    return value

@@ -1,0 +1,272 @@
+"""Edges between a root and thin clients: they answer from their cache, pass on the rest, and may vanish."""
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import echostore
+from cli_process import Cli
+from echostore.kernel.coherence.events import Post, Want
+from echostore.kernel.coherence.messages import Attach, RejectReason, Spec
+from echostore.kernel.errors import Refused
+from echostore.kernel.query.spec import QuerySpec
+from echostore.mesh.coherence_edge import check_capability
+from echostore.peer.party import Party
+from echostore.peer.peer import Peer
+from echostore.wire.capabilities import Grants, ReadPattern, capability_from_text, capability_text, sign_capability
+from echostore.wire.signing import SigningKey
+from edge_process import RunningEdge
+from network_peers import until
+from thin_client import HOME, Closed, ThinClient
+
+TASKS = QuerySpec.start("task")
+
+
+@pytest.fixture
+def peer(tmp_path: Path) -> Iterator[Peer]:
+    with echostore.open(tmp_path / "home", name="Root") as opened:
+        yield opened
+
+
+@pytest.fixture
+def party(peer: Peer) -> Party:
+    return peer.create_party("Thin")
+
+
+@pytest.fixture
+def up(peer: Peer, party: Party) -> str:
+    return peer.serve_thin("127.0.0.1:0")
+
+
+@pytest.fixture
+def capability(party: Party) -> str:
+    return party.capability(write="*", messages=True).text
+
+
+def test_many_leaves_are_one_question(peer: Peer, party: Party, up: str, capability: str) -> None:
+    task = party.create(type="task", n=0)
+    with RunningEdge([up], capability) as edge:
+        clients = [ThinClient(edge.url, capability).open() for _ in range(6)]
+        spec = clients[0].spec(TASKS)
+        for client in clients:
+            client.give(Want(HOME, spec))
+        for client in clients:
+            assert [each.values for each in client.want(spec)] == [{"n": 0}]
+        for number in range(1, 4):
+            task["n"] = number
+            for client in clients:
+                client.sees(spec, lambda items, n=number: items[0].values["n"] == n)
+        (indexes,) = peer.thin_services[0].indexes()
+        assert indexes.evaluations == 1, "the root was asked to evaluate once"
+        status = edge.ask(lambda node: node.status())
+        assert (status.acquires, status.links, status.systems) >= (6, 6, 6)
+        assert status.upstream < status.acquires
+        for client in clients:
+            client.close()
+        until(lambda: edge.ask(lambda node: node.status().systems) == 0)
+
+
+def test_writes_pass_an_edge_and_survive_its_loss(peer: Peer, party: Party, up: str, capability: str) -> None:
+    """A leaf goes from edge to edge to the root: no tick backwards, every batch once, nothing lost."""
+    with RunningEdge([up], capability) as one, RunningEdge([up], capability) as two:
+        client = ThinClient(one.url, capability).open()
+        spec = client.spec(TASKS)
+        item = client.create("task", n=0)
+        client.settle()
+        client.sees(spec, lambda items: [each.values for each in items] == [{"n": 0}])
+        ticks = [client.tick]
+        for number, url in enumerate([two.url, one.url, up, two.url], 1):
+            client.publish(client.setting(item, n=number))
+            client.drop()
+            client.url = url
+            client.open()
+            client.settle()
+            client.sees(spec, lambda items, n=number: [each.values for each in items] == [{"n": n}])
+            ticks.append(client.tick)
+        one.close()
+        client.publish(client.setting(item, n=9))
+        client.settle()
+        client.close()
+        assert ticks == sorted(ticks)
+        assert client.told == []
+    written = [each for message in party.stream() for each in message.operations if each.item == item]
+    assert len(written) == 1 + 1 + 4 + 1, "the genesis and every batch once"
+    assert party.get(item)["n"] == 9
+
+
+def test_an_edge_finds_its_root_again(tmp_path: Path) -> None:
+    """The root restarts elsewhere: the edge goes on to the next address, and its leaf hears nothing of it."""
+    home = tmp_path / "home"
+    with echostore.open(home, name="Root") as peer:
+        party = peer.create_party("Thin")
+        capability = party.capability(write="*").text
+        item = party.create(type="task", n=0).id
+        first = peer.serve_thin("127.0.0.1:0")
+        second = peer.serve_thin("127.0.0.1:0")
+        peer.thin_services[1].close()
+        edge = RunningEdge([first, second], capability)
+        client = ThinClient(edge.url, capability).open()
+        spec = client.spec(TASKS)
+        client.sees(spec, bool)
+        before = client.tick
+    with edge, echostore.open(home) as peer:
+        assert client.shown(spec), "what was held can still be read"
+        client.publish(client.setting(item, n=1))
+        peer.serve_thin(second.removeprefix("ws://").removesuffix("/thin"))
+        client.sees(spec, lambda items: items[0].values["n"] == 1)
+        client.settle()
+        assert client.tick > before
+        assert peer.party("@Thin").get(item)["n"] == 1
+        client.close()
+
+
+def test_a_capability_is_checked_at_the_edge(peer: Peer, party: Party, up: str, capability: str) -> None:
+    narrow = party.capability(read=["task"])
+    board, task = party.create(type="board"), party.create(type="task")
+    stranger = SigningKey.generate()
+    grants = Grants(party.key, stranger.public, b"i" * 16, (ReadPattern(all_items=True),), expires_ms=1 << 50)  # type: ignore[arg-type]
+    other = peer.create_party("Other").capability().text
+    with RunningEdge([up], capability) as edge:
+        with pytest.raises(Closed, match="4403 issuer-unknown"):
+            ThinClient(edge.url, capability_text(sign_capability(grants, stranger))).open()
+        with pytest.raises(Closed, match="4403 no-party"):
+            ThinClient(edge.url, other).open()
+        with ThinClient(edge.url, capability) as wide, ThinClient(edge.url, narrow.text) as client:
+            assert len(wide.want(wide.item_spec(board.id))) == 1
+            assert len(client.want(client.spec(TASKS))) == 1
+            assert client.want(client.item_spec(task.id))[0].item == task.id
+            refused = [client.spec(QuerySpec.start("board")), client.item_spec(board.id), client.item_spec(b"n" * 16)]  # type: ignore[arg-type]
+            for spec in [*refused, Spec(b"\xff")]:
+                client.give(Want(HOME, spec))
+            client.until(lambda: len(client.lost) == 4)
+            reasons = {each.spec: each.reason for each in client.lost}
+            assert [reasons[spec] for spec in refused] == [RejectReason.NOT_ALLOWED] * 3
+            assert reasons[Spec(b"\xff")] is RejectReason.MALFORMED
+            assert client.ok["write"] == []
+            party.capabilities.revoke(narrow.id)
+            closed = client.until_closed()
+            assert (closed.code, closed.reason) == (4401, "revoked")
+            assert len(wide.want(wide.spec(TASKS))) == 1
+        with pytest.raises(Closed, match="4401 revoked"):
+            ThinClient(edge.url, narrow.text).open()
+
+
+def test_a_leaf_with_fewer_rights_than_its_edge_does_not_write_through_it(
+    party: Party, up: str, capability: str
+) -> None:
+    narrow = party.capability(write=["task"]).text
+    with RunningEdge([up], capability) as edge:
+        client = ThinClient(edge.url, narrow).open()
+        client.create("board")
+        assert client.until_closed().code == 4403
+        client.url = up
+        client.open()
+        client.settle()
+        assert {each.reason for each in client.told} == {RejectReason.NOT_ALLOWED, RejectReason.NO_ITEM}
+        client.close()
+    assert not party.query("board").all()
+
+
+def test_a_leaf_does_not_speak_for_another_at_an_edge(party: Party, up: str, capability: str) -> None:
+    one, two = (party.capability(read=["task"]).text for _ in range(2))
+    with RunningEdge([up], capability) as edge, ThinClient(edge.url, one) as victim, ThinClient(edge.url, two) as thief:
+        thief.send(Attach(5, victim.leaf.systems[HOME], False, 0))
+        thief.send(Attach(6, None, False, 0, (), (9,)))
+        until(lambda: dict(edge.ask(lambda node: node.status().refusals)) == {"not-allowed": 2})
+        victim.drop()
+        victim.open()
+        assert victim.want(victim.spec(TASKS)) == []
+
+
+def test_an_edge_whose_capability_is_revoked_serves_nobody(party: Party, up: str, capability: str) -> None:
+    own = party.capability(write="*")
+    with RunningEdge([up], own.text) as edge:
+        client = ThinClient(edge.url, capability).open()
+        party.capabilities.revoke(own.id)
+        assert client.until_closed().code in (1001, 4401)
+        until(lambda: edge.ask(lambda node: node.refused_up))
+
+
+def test_an_edge_below_an_edge_and_messages_across_both(party: Party, up: str, capability: str) -> None:
+    with (
+        RunningEdge([up], capability) as upper,
+        RunningEdge([upper.url], capability) as lower,
+        ThinClient(lower.url, capability) as below,
+        ThinClient(up, capability) as above,
+    ):
+        item = below.create("task", n=1)
+        below.settle()
+        assert [each.item for each in above.want(above.spec(TASKS))] == [item]
+        above.give(Post(below.leaf.systems[HOME], 1, "note", b"down"))
+        below.give(Post(above.leaf.systems[HOME], 1, "note", b"up"))
+        below.until(lambda: below.delivered)
+        above.until(lambda: above.delivered)
+        assert below.delivered[0].message.payload == b"down"
+        assert above.delivered[0].message.payload == b"up"
+
+
+def test_nobody_is_let_in_before_the_root_is_known(capability: str) -> None:
+    with RunningEdge(["ws://127.0.0.1:9/thin"], capability, wait=False) as edge:
+        with pytest.raises(Closed, match="1013 not-ready"):
+            ThinClient(edge.url, capability).open()
+        assert dict(edge.ask(lambda node: node.status().refusals)) == {"not-ready": 1}
+
+
+def test_an_edge_reads_everything(party: Party) -> None:
+    with pytest.raises(Refused, match="some types only"):
+        check_capability(capability_from_text(party.capability(read=["task"]).text))
+
+
+def test_the_commands_edge_and_mesh(tmp_path: Path, peer: Peer, party: Party, up: str, capability: str) -> None:
+    cli = Cli(tmp_path / "none", tmp_path / "state")
+    file = tmp_path / "edge.capability"
+    file.write_text(capability + "\n")
+    arguments = ["edge", "--listen", "127.0.0.1:0", "--up", up, "--capability", str(file)]
+    process = subprocess.Popen(
+        cli.command(*arguments, "--status", "127.0.0.1:0", "--json"),
+        stdout=subprocess.PIPE,
+        text=True,
+        env=cli.environment(),
+    )
+    try:
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readline())
+        client = until(lambda: _opened(told["url"], capability))
+        with client:
+            client.want(client.spec(TASKS))
+            shown = cli("mesh", "--at", told["status"], "--trace", "50", "--json").ok().json()
+            assert (len(shown["links"]), shown["indexes"][0]["party"]) == (1, party.key.hex())
+            assert {each[3] for each in shown["trace"]} >= {"Attach", "Acquire", "Grant"}
+            assert "1 questions" in cli("mesh", "--at", told["status"]).ok().out
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    file.write_text("nonsense")
+    assert "holds no capability" in cli(*arguments).err
+    assert cli(*arguments).status == 2
+    assert cli(*arguments[:-1], str(tmp_path / "missing")).status == 3
+    assert "no edge answers" in cli("mesh", "--at", told["status"]).err
+    assert cli("mesh").status == 3
+    file.write_text(party.capability(read=["task"]).text)
+    assert cli(*arguments).status == 4
+    file.write_text(capability)
+    assert "not on the loopback" in cli(*arguments, "--status", "192.0.2.1:0").err
+
+
+def _opened(url: str, capability: str) -> ThinClient | None:
+    """The edge prints its address before it has reached its root."""
+    client = ThinClient(url, capability)
+    try:
+        client.open()
+    except Closed as closed:
+        if closed.code != 1013:
+            raise
+        return None
+    client.close()
+    return client
