@@ -230,11 +230,13 @@ def test_a_view_is_read_before_the_rest_of_the_epoch_is_here(tmp_path: Path) -> 
         control_from(party, theirs)
         asked: list[Cid] = []
 
-        def fetch(cids: list[Cid]) -> None:
-            asked.extend(cids)
+        def fetch(cids: list[Cid], follow: Any = None) -> None:
             assert party.runtime.blobs is not None
             assert theirs.runtime.blobs is not None
-            theirs.runtime.blobs.put_many({cid: party.runtime.blobs.get(cid) for cid in cids})
+            while cids:
+                asked.extend(cids)
+                theirs.runtime.blobs.put_many({cid: party.runtime.blobs.get(cid) for cid in cids})
+                cids = [below for cid in cids for below in follow(cid, party.runtime.blobs.get(cid))] if follow else []
 
         epoch = believable(theirs.runtime)
         assert epoch is not None

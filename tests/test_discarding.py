@@ -250,6 +250,87 @@ def test_a_silent_feed_is_retired_and_no_longer_holds_things_up(tmp_path: Path) 
         assert ann.query(type="more").count() == 1
 
 
+def test_text_and_lists_of_a_retired_feed_are_written_again(tmp_path: Path) -> None:
+    clock = Clock()
+    with Circle(tmp_path, "ann", "bob", "cat", now_ms=clock) as circle:
+        ann = circle.party("ann")
+        text, tasks = ann.create("text"), ann.create("growable-array")
+        text.insert(0, "one three")
+        tasks.append("first")
+        circle.meet_all()
+        cat = circle.party("cat")
+        clock.hours(30)
+        ann.members.set_policy({"epoch.silence_s": b"86400"})
+        text.insert(9, " four")
+        sync(ann, circle.party("bob"))
+        assert len(retire_silent(ann)) >= 1
+        # Cat wrote meanwhile, and comes back.
+        cat.get(text.id).insert(4, "two ")
+        cat.flush()
+        cat.get(text.id).delete(0, 1)
+        note = cat.create("property-set", type="note")
+        mine = cat.create("text", parent=note)
+        mine.insert(0, "mine alxne")
+        cat.flush()
+        mine.delete(7, 1)
+        mine.insert(7, "o")
+        cat.get(tasks.id).append(cat.reference_to(note))
+        cat.get(tasks.id).insert(0, "zero")
+        cat.flush()
+        circle.meet_all()
+        assert str(ann.get(text.id)) == "one three four"
+        cat.runtime.reissues._generations[text.id] = 3
+        rebased = rebase_retired(cat)
+        assert cat.runtime.reissues.generation(cat.get(text.id)._record()) == 0, "the new feed begins anew"
+        assert rebased is not None
+        assert rebased.left == 0
+        circle.meet_all()
+        (there,) = ann.query(type="note").all()
+        assert str(ann.get(text.id)) == "one two three four", "what was deleted on the old feed stays"
+        assert [str(below) for below in ann.query(parent=there.id).all()] == ["mine alone"]
+        assert list(ann.get(tasks.id))[:2] == ["zero", "first"]
+        assert list(ann.get(tasks.id))[2].id == there.id, "a reference leads to the item as it is now"
+        assert len({cid(circle.party(name)) for name in circle.names}) == 1
+        assert rebase_retired(cat) is None
+        again = circle.restart("cat")
+        assert str(again.get(text.id)) == "one two three four", "once"
+        circle.meet_all()
+        assert str(circle.party("ann").get(text.id)) == "one two three four"
+
+
+def test_a_feed_of_a_child_party_is_retired_and_written_again(tmp_path: Path) -> None:
+    clock = Clock()
+    with Circle(tmp_path, "ann", "cat", now_ms=clock) as circle:
+        ann, cat = circle.party("ann"), circle.party("cat")
+        game = circle.peers["ann"].create_child(ann, "Chess")
+        circle.meet_all()
+        theirs = circle.peers["cat"].enter_child(cat, game.key)
+        board = game.create("property-set", type="board", turn="white")
+        circle.meet_all()
+        sync(game, theirs)
+        clock.hours(30)
+        ann.members.set_policy({"epoch.silence_s": b"86400"})
+        (retired,) = retire_silent(game)
+        assert theirs.runtime.data is not None
+        assert retired == theirs.runtime.data.cursor.key
+        theirs.get(board.id)["turn"] = "black"
+        circle.meet_all()
+        sync(game, theirs)
+        assert game.get(board.id)["turn"] == "white"
+        assert set(reasons(game)) == {"retired"}
+        rebased = rebase_retired(theirs)
+        assert rebased is not None
+        assert (rebased.operations, rebased.left) == (1, 0)
+        circle.meet_all()
+        sync(game, theirs)
+        assert game.get(board.id)["turn"] == "black"
+        assert cid(game) == cid(theirs)
+        assert rebase_retired(theirs) is None
+        cat.create("property-set", type="still")
+        circle.meet_all()
+        assert ann.query(type="still").count() == 1, "its feed in the parent goes on"
+
+
 def test_nobody_but_an_admin_retires_and_only_by_policy(circle: Circle) -> None:
     assert retire_silent(circle.party("ann")) == []
     circle.party("ann").members.set_policy({"epoch.silence_s": b"1"})

@@ -10,13 +10,13 @@ import pytest
 from cli_process import Cli
 from echostore.kernel.errors import Compacted
 from echostore.kernel.feed import Block
-from echostore.peer.base_epoch import FETCHING_KEY
 from echostore.peer.base_following import newest_final, open_epoch
 from echostore.peer.epoch_gc import plan_gc, run_gc
 from echostore.peer.epochs import Epochs
 from echostore.peer.party import Party
 from echostore.peer.transfer import export_party
 from echostore.store import feed_truncation
+from echostore.wire.base_epoch import FETCHING_KEY
 from echostore.wire.cids import RAW, cid_codec
 from two_peers import open_quiet
 

@@ -117,6 +117,22 @@ def test_append_many_is_all_or_none(store: FeedStore) -> None:
     assert held(store, b.key) == b.payloads
 
 
+def test_facts_beside_an_append_are_kept_with_it_or_not_at_all(store: FeedStore) -> None:
+    writer = filled(store)
+    first = Append(writer.key, *writer.write(b"1"))
+    with pytest.raises(UsageError):
+        store.append_many([dataclasses.replace(first, start_seq=5)], {"count/a": b"1"})
+    assert store.about_under("count/") == {}
+    store.append_many([first], {"count/a": b"1", "count/b": b"2"})
+    store.append_many([Append(writer.key, *writer.write(b"2"))], {"count/a": b"3", "countless": b"4"})
+    assert store.about_under("count/") == {"count/a": b"3", "count/b": b"2"}
+    store._db.execute("UPDATE about SET value = ? WHERE name = ?", (b"9", "count/b"))
+    with pytest.raises(Corrupt):
+        store.about_under("count/")
+    with pytest.raises(Corrupt):
+        store.about("count/b")
+
+
 def test_two_appends_to_one_feed_in_one_commit(store: FeedStore) -> None:
     writer = filled(store)
     store.append_many([Append(writer.key, *writer.write(b"1")), Append(writer.key, *writer.write(b"2", b"3"))])

@@ -32,9 +32,11 @@ from echostore.kernel.sync.frames import (
 )
 from echostore.mesh.connection import Ended
 from echostore.mesh.node import Link, Node
+from echostore.wire.cids import RAW, cid_of
 from echostore.wire.generated import mesh_pb2 as pb
 from echostore.wire.mesh import (
     Blob,
+    Blobs,
     Goodbye,
     Have,
     Introduction,
@@ -46,6 +48,7 @@ from echostore.wire.mesh import (
     PartyEntry,
     Ping,
     Pong,
+    Reach,
     Sync,
     Want,
     channel_of,
@@ -131,7 +134,7 @@ class Fuzzer:
 
     def mesh(self) -> MeshFrame:
         channel = self.channel if self.chance.random() < 0.9 else self.chance.getrandbits(64)
-        kind = self.chance.randrange(14)
+        kind = self.chance.randrange(15)
         cid = b"\x01\x55\x12\x20" + self.chance.randbytes(32)
         invitation = self.chance.randbytes(16)
         steps: list[pb.MeshInvitation] = [
@@ -147,12 +150,14 @@ class Fuzzer:
             Leave(self.chance.getrandbits(64), "gone"),
             Want(channel, (cid,), self.chance.random() < 0.5),  # type: ignore[arg-type]
             Have(channel, (cid,), (cid,)),  # type: ignore[arg-type]
+            Blobs(channel, (cid_of(b"x", RAW), cid_of(b"y", RAW)), (b"x", b"y")),
             Invitation(invitation, self.chance.choice(steps)),
             Ping(self.number()),
             Pong(self.number()),
             Goodbye("x", "y"),
             Introduction(IdentityKey(self.chance.randbytes(32)), (self.bytes(150),), self.bytes(64)),
             Parties((PartyEntry(PartyKey(self.chance.randbytes(32)), self.key(), "Bait"),), "x"),
+            Reach({DeviceKey(self.chance.randbytes(32)): ("127.0.0.1:1", "nowhere")}),
         ]
         return choices[kind] if kind < len(choices) else Sync(channel, encode_frame(self.sync()))
 
@@ -245,8 +250,6 @@ def test_a_blob_nobody_asked_for_is_not_kept(tmp_path: Path, monkeypatch: pytest
             link = Link(node, wire)  # type: ignore[arg-type]
             link.receive(Offer((party_tag(HASH, trip.key),)))
             channel = next(iter(link.channels))
-            from echostore.wire.cids import RAW, cid_of
-
             link.receive(Blob(channel, cid_of(b"unasked", RAW), b"unasked"))
             link.receive(Blob(channel, cid_of(b"other", RAW), b"poison"))
             link.stop()

@@ -335,7 +335,7 @@ def test_a_store_that_fails_in_one_party_does_not_keep_others_from_being_durable
     peer, broken = circle.peers["ann"], circle.party("ann")
     parties = [peer.create_party(f"Other {number}") for number in range(2)]
 
-    def full(appends: object) -> None:
+    def full(appends: object, about: object) -> None:
         raise StorageFailed("no space left")
 
     monkeypatch.setattr(broken.runtime.feeds, "append_many", full)

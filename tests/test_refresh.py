@@ -8,9 +8,9 @@ import pytest
 
 import echostore
 from echostore.kernel.errors import Refused
-from echostore.peer.base_epoch import BASE_KEY
 from echostore.peer.party import Party
 from echostore.testing.inmemory import link
+from echostore.wire.base_epoch import BASE_KEY
 from peer_builder import Circle
 
 

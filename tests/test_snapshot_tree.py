@@ -645,10 +645,13 @@ def test_a_node_is_parsed_or_refused(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(0, 3))):
         at = data.draw(st.integers(0, len(blob)))
         blob[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+    counted = tree_nodes.page_count(bytes(blob), "")
     try:
         node = parse_node(bytes(blob), "")
     except MalformedNode:
+        assert counted is None, "what is counted without being parsed is sound"
         return
+    assert counted in (None, node.count)
     again = (
         tree_nodes.index_bytes(node.branches)
         if isinstance(node, tree_nodes.IndexNode)
@@ -657,6 +660,18 @@ def test_a_node_is_parsed_or_refused(data: st.DataObject) -> None:
         )
     )
     assert again == blob
+
+
+def test_a_page_of_small_items_is_counted_without_being_parsed() -> None:
+    whole = {item: state_of(item, b"x" * 150) for item in crowded_ids()[:12]}
+    top, blobs = built(whole)
+    data = blobs[top.cid]
+    assert tree_nodes.page_count(data, "") == 12
+    assert tree_nodes.page_count(data, "0123456789") is None, "it belongs elsewhere"
+    assert tree_nodes.page_count(data[:-1], "") is None
+    assert tree_nodes.page_count(data + data, "") is None
+    large, blobs = built({item: state_of(item, metadata=bytes(4500)) for item in crowded_ids()[:2]})
+    assert tree_nodes.page_count(blobs[large.cid], "") is None, "a large item leads to more blobs"
 
 
 @pytest.mark.parametrize("absent", [KeyError, NotFound, None])

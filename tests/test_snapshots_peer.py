@@ -234,3 +234,24 @@ def test_a_tampered_file_is_refused_and_leaves_no_party_or_gives_the_same_one(
             assert import_party(stranger, file).snapshot().cid == cid, "the good file still works"
         else:
             assert party.snapshot().cid == cid
+
+
+def test_the_next_snapshot_reads_the_page_that_changed_and_the_nodes_above_it(
+    circle: Circle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    party = circle.party("ann")
+    items = many(party, 600)
+    party.snapshot()
+    store = party.runtime.items
+    assert store is not None
+    pages: list[str] = []
+    looks: list[str] = []
+    states_under, node, branches = store.states_under, store.node, store.branches
+    monkeypatch.setattr(store, "states_under", lambda path: pages.append(path) or states_under(path))
+    monkeypatch.setattr(store, "node", lambda path: looks.append(path) or node(path))
+    monkeypatch.setattr(store, "branches", lambda path: looks.append(path) or branches(path))
+    items[7]["n"] = -1
+    party.snapshot()
+    (page,) = pages
+    assert len(page) >= 2, "600 items have a page below two nodes"
+    assert len(looks) <= len(page) + 3, "one look for each node on the way"

@@ -52,11 +52,13 @@ def agreed_epoch(circle: Circle, *names: str) -> int:
 def blobs_of(giver: Party, taker: Party) -> Any:
     """What a network fetches, from one store to another."""
 
-    def fetch(cids: list[Any]) -> None:
+    def fetch(cids: list[Any], follow: Any = None) -> None:
         assert giver.runtime.blobs is not None
         assert taker.runtime.blobs is not None
-        missing = taker.runtime.blobs.missing(cids)
-        taker.runtime.blobs.put_many({each: giver.runtime.blobs.get(each) for each in missing})
+        while cids:
+            missing = taker.runtime.blobs.missing(cids)
+            taker.runtime.blobs.put_many({each: giver.runtime.blobs.get(each) for each in missing})
+            cids = [below for each in cids for below in follow(each, giver.runtime.blobs.get(each))] if follow else []
 
     return fetch
 

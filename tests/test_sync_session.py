@@ -554,6 +554,28 @@ def test_S13_what_we_write_is_sent_at_once_and_not_announced_beside() -> None:
     assert driver.tell(read(6, 1)).sent(Blocks) == [blocks(1, 6, 1)]
 
 
+def test_S13_what_is_at_hand_is_sent_without_a_look_at_the_store() -> None:
+    driver = caught_up().tell(LocalHead(feed(1, 6), own=True, written=blocks(1, 5, 1)))
+    assert (driver.sent(Blocks), driver.all(Read), driver.sent(Announce)) == ([blocks(1, 5, 1)], [], [])
+    assert driver.tell(LocalHead(feed(1, 6), own=True)).effects == [], "the store tells of it as well"
+    again = driver.tell(LocalHead(feed(1, 7), own=True, written=blocks(1, 6, 1)))
+    assert again.sent(Blocks) == [blocks(1, 6, 1)]
+    assert again.wakes_until(Announce) == [Announce((feed(1, 7),))]
+
+
+def test_S13_what_is_at_hand_is_read_from_the_store_when_it_is_not_all_that_lacks() -> None:
+    gap = caught_up().tell(LocalHead(feed(1, 7), own=True, written=blocks(1, 6, 1)))
+    assert (gap.sent(Blocks), [each.start for each in gap.all(Read)]) == ([], [5])
+    large = caught_up().tell(LocalHead(feed(1, 6), own=True, written=blocks(1, 5, 1, size=PUSH_BYTES_MAX + 1)))
+    assert large.sent(Blocks) == []
+    behind = Driver(feed(1, 5)).hears(Ack((AckEntry(key(1), 4, 4, tip(5).link),)))
+    assert behind.tell(LocalHead(feed(1, 6), own=True, written=blocks(1, 5, 1))).sent(Blocks) == []
+    busy = caught_up().tell(LocalHead(feed(1, 6), own=True))
+    assert busy.tell(LocalHead(feed(1, 7), own=True, written=blocks(1, 6, 1))).sent(Blocks) == [], (
+        "after the one before"
+    )
+
+
 def test_S13_what_is_not_acknowledged_is_announced_after_all() -> None:
     driver = caught_up().tell(LocalHead(feed(1, 6), own=True)).tell(read(5, 1))
     assert driver.wakes_until(Announce) == [Announce((feed(1, 6),))]

@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from echostore.bench import Measure
+from echostore.bench.network import PATIENCE_S, serving
 from echostore.bench.writing import write_seconds
 from echostore.peer.epoch_gc import run_gc
 from echostore.peer.epochs import Epochs
@@ -162,29 +163,38 @@ def _epoch(peer: Peer) -> tuple[float, int]:
 
 
 def _newcomer(folder: Path, narrate: Callable[[str], None]) -> Measure:
+    """The host is a process of its own, as it is between people: two peers in one would wait for each other."""
     narrate(f"epochs: a newcomer to {LIVE_ITEMS:,} items over loopback")
-    with open_peer(folder / "host", name="host") as host, open_peer(folder / "guest", name="guest") as guest:
-        host.listen("127.0.0.1:0")
-        guest.listen("127.0.0.1:0")
+    with (
+        open_peer(folder / "host", name="host", background=False) as host,
+        open_peer(folder / "guest", name="guest", background=False) as guest,
+    ):
         party = host.create_party("bench")
         for start in range(0, LIVE_ITEMS, 1000):
             with party.batch():
                 for number in range(start, start + 1000):
                     party.create("property-set", type="task", text=f"task number {number}", done=number)
+        guest.listen("127.0.0.1:0")  # who is on the network looks for an epoch first
+        guest.enter(party.members.admit(guest.request_join(party.key), role="editor"))
         Epochs(party).create()
-        invitation = party.invite("editor")
-        joined = guest.join(invitation.ticket, invitation.passcode)
-        outcomes = guest.network.bootstraps.outcomes
-        while party.key not in outcomes:
-            time.sleep(0.01)
-        assert outcomes[party.key].epoch == 1, outcomes
-        tree_s = outcomes[party.key].fetching_s
-        here = joined.runtime.blobs
-        assert here is not None
-        size = here.data_bytes()
+        blobs = party.runtime.blobs
+        assert blobs is not None
+        size = blobs.data_bytes()
         copy = party.files.add(os.urandom(size))
+        party.flush()
+        key = party.key
+    with serving(folder / "host", key) as address, open_peer(folder / "guest") as guest:
+        guest.party(key)
+        guest.connect(address)
+        outcomes = guest.network.bootstraps.outcomes
+        until = time.monotonic() + PATIENCE_S
+        while key not in outcomes:
+            assert time.monotonic() < until, "the newcomer got nothing"
+            time.sleep(0.01)
+        assert outcomes[key].epoch == 1, outcomes
+        tree_s = outcomes[key].fetching_s
         started = time.perf_counter()
-        guest.network.fetch(party.key, copy.cids)
+        guest.network.fetch(key, copy.cids)
         copy_s = time.perf_counter() - started
     detail = f"{size:,} bytes in {_ms(tree_s)}, as a file in {_ms(copy_s)}"
     return Measure("epoch-newcomer", tree_s / copy_s, 2.0, detail)

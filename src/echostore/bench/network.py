@@ -104,6 +104,13 @@ def _ranges(party: Party, beyond: Party | None = None) -> Iterator[tuple[Any, ..
             start += len(payloads)
 
 
+@contextmanager
+def serving(home: Path, party: bytes) -> Iterator[str]:
+    """The address of a process that serves a party meanwhile."""
+    with _role("send", home=home, party=party) as address:
+        yield address
+
+
 # replicate
 
 
@@ -139,6 +146,7 @@ def _receive(home: str, party: str, address: str, paused: bool, blocks: int) -> 
     with open_peer(home) as peer:
         joined = _joined(peer, party, paused=paused)
         done = _when_held(joined, blocks, applied=not paused)
+        peer.network.connections()  # what a peer does once, such as loading its modules, is not replication
         cpu, wall = time.process_time(), time.perf_counter()
         peer.connect(address)
         assert done.wait(PATIENCE_S), "it did not arrive"
@@ -191,9 +199,25 @@ def _keystroke(folder: Path, party: bytes, narrate: Narrate) -> list[Measure]:
     seen = json.loads(reader.communicate()[0])["seen"]
     writer.communicate()
     waits = [seen[str(number)] - at for number, at in enumerate(wrote["at"], 1)][KEYSTROKES // 10 :]
-    median, bare = statistics.median(waits), wrote["round_trip"]
-    detail = f"{median * 1e6:.0f} us, a bare round trip {bare * 1e6:.0f} us"
+    median, bare, sync = statistics.median(waits), wrote["round_trip"], _sync_s(folder / "synced")
+    detail = (
+        f"{median * 1e6:.0f} us, a bare round trip {bare * 1e6:.0f} us; the writer's sync alone, which has to come first, "
+        f"takes {sync * 1e6:.0f} us here ({sync / bare:.1f} round trips)"
+    )
     return [Measure("keystroke", median / bare, GOAL_KEYSTROKE, detail)]
+
+
+def _sync_s(path: Path) -> float:
+    """The median of what this disk takes to make one more page of a file durable, as far apart as the keystrokes."""
+    found: list[float] = []
+    with path.open("wb", buffering=0) as file:
+        for _ in range(KEYSTROKES):
+            time.sleep(PAUSE_S)
+            file.write(bytes(4096))
+            begun = time.perf_counter()
+            os.fsync(file.fileno())
+            found.append(time.perf_counter() - begun)
+    return statistics.median(found)
 
 
 def _type(home: str, party: str) -> None:

@@ -10,36 +10,44 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from echostore.kernel.errors import Corrupt
 from echostore.kernel.ids import Cid, DeviceKey, PartyKey
 from echostore.mesh.connection import Ended
 from echostore.mesh.node import Link, Node
 from echostore.mesh.policy import Flow
 from echostore.mesh.want_list import Ask, WantList
-from echostore.wire.cids import matches
-from echostore.wire.mesh import WANTS_MAX, Blob, Channel, Have, MeshFrame, Want
+from echostore.wire.cids import PROTOBUF, cid_codec, cid_text, matches
+from echostore.wire.mesh import WANTS_MAX, Blob, Blobs, Channel, Have, MeshFrame, Want
 
 log = logging.getLogger("echostore.mesh")
 
 QUEUE_MAX: Final = 4 * WANTS_MAX
 """Blobs that one link may have asked for and not got yet."""
-WINDOW: Final = 1024
-"""Blobs that are looked for at a time: planning costs what is in the window, not what is wanted in all."""
-TURN_BYTES: Final = 64 * 1024
+WINDOW: Final = 8192
+"""Blobs that are looked for at a time: planning among several sources costs what is in the window."""
+LOOK_BLOBS: Final = 1024
+"""Blobs that are looked up here at a time, and of one turn of a link."""
+TURN_BYTES: Final = 256 * 1024
 """What one link is given before others have their turn: pages of snapshots are small, and a turn costs more than one."""
-STORE_BLOBS: Final = 1024
+ALONE_BYTES: Final = 64 * 1024
+"""A blob of this size gains nothing by travelling with others."""
+STORE_BLOBS: Final = 8192
 STORE_BYTES: Final = 8 * 1024 * 1024
 """Blobs that are kept in one transaction while more are coming: each costs a sync of the disk."""
+
+Follow = Callable[[Cid, bytes], Iterable[Cid]]
+"""What a blob leads to: further blobs to fetch."""
 
 
 class BlobPeer(Protocol):
     """What the exchange needs of a peer."""
 
-    def blob(self, party: PartyKey, cid: Cid) -> bytes | None: ...
-    def has_blob(self, party: PartyKey, cid: Cid) -> bool: ...
+    def blobs_here(self, party: PartyKey, cids: Sequence[Cid], bytes_max: int) -> dict[Cid, bytes]: ...
+    def missing_blobs(self, party: PartyKey, cids: Sequence[Cid]) -> list[Cid]: ...
     def keep_blobs(self, party: PartyKey, blobs: dict[Cid, bytes]) -> None: ...
     def flow(self, device: DeviceKey) -> Flow: ...
 
@@ -52,6 +60,23 @@ class Unavailable(Exception):
         self.cids = cids
 
 
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    """One call of `fetch`."""
+
+    follow: Follow | None
+    waiting: list[Cid]
+    """Not looked for yet; the next one last."""
+    wanted: set[Cid] = field(default_factory=set)
+    came: list[tuple[Cid, bytes]] = field(default_factory=list)
+    """Arrived, and not followed yet."""
+    done: int = 0
+
+    @property
+    def left(self) -> int:
+        return len(self.waiting) + len(self.wanted) + len(self.came)
+
+
 @dataclass(slots=True)
 class _Fetching:
     """The blobs that are wanted of one party, and who waits for them."""
@@ -60,11 +85,20 @@ class _Fetching:
     arrived: dict[Cid, bytes] = field(default_factory=dict)
     arrived_bytes: int = 0
     moved: asyncio.Event = field(default_factory=asyncio.Event)
-    users: int = 0
+    waiters: list[_Waiter] = field(default_factory=list)
 
     @property
     def full(self) -> bool:
         return len(self.arrived) >= STORE_BLOBS or self.arrived_bytes >= STORE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """A blob that a link asked for."""
+
+    channel: Channel
+    cid: Cid
+    packed: bool
 
 
 class BlobExchange:
@@ -73,7 +107,7 @@ class BlobExchange:
     def __init__(self, node: Node, peer: BlobPeer) -> None:
         self._node, self._peer = node, peer
         self._fetching: dict[PartyKey, _Fetching] = {}
-        self._queues: dict[Link, deque[tuple[Channel, Cid]]] = {}
+        self._queues: dict[Link, deque[_Order]] = {}
         self._serving: dict[Link, asyncio.Task[None]] = {}
         self.poisoners: set[DeviceKey] = set()
         self.given: dict[DeviceKey, int] = {}
@@ -88,40 +122,72 @@ class BlobExchange:
         *,
         patience_s: float = 30.0,
         progress: Callable[[int, int], None] = lambda done, total: None,
-    ) -> None:
-        """Get blobs and keep them. What is here already is not asked for; Unavailable when nothing comes any more."""
-        waiting = [cid for cid in dict.fromkeys(cids) if not self._peer.has_blob(party, cid)]
-        total = left = len(waiting)
-        if not waiting:
-            return
-        waiting.reverse()
-        looked_for: set[Cid] = set()
+        follow: Follow | None = None,
+    ) -> int:
+        """Get blobs and keep them; returns how many came. Unavailable when nothing comes any more.
+
+        What is here already is not asked for. With `follow` also what they lead to, and so on: nodes of a tree while their siblings are under way. It is
+        called once for each node that is here or arrives, in no certain order.
+        """
+        waiter = _Waiter(follow, list(dict.fromkeys(cids)))
+        waiter.waiting.reverse()
         state = self._fetching.setdefault(party, _Fetching())
-        state.users += 1
+        state.waiters.append(waiter)
         loop = asyncio.get_running_loop()
-        moved_at = loop.time()
+        told, moved_at = 0, loop.time()
         try:
-            while left:
-                while waiting and len(looked_for) < WINDOW:
-                    looked_for.add(waiting.pop())
-                state.wants.add(looked_for - state.arrived.keys())
+            while waiter.left:
+                while waiter.waiting and len(waiter.wanted) < WINDOW:
+                    self._look(party, state, waiter)
+                    await asyncio.sleep(0)  # others have their turn
                 self._plan(party, state)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(state.moved.wait(), 0.5)
-                state.moved.clear()
-                if state.full or not looked_for & state.wants.wanted:
+                if waiter.wanted and not waiter.came:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(state.moved.wait(), 0.5)
+                    state.moved.clear()
+                self._follow(waiter)
+                if state.full:
                     self._store(party, state)
-                looked_for &= state.wants.wanted | state.arrived.keys()
-                if len(waiting) + len(looked_for) < left:
-                    left, moved_at = len(waiting) + len(looked_for), loop.time()
-                    progress(total - left, total)
-                elif loop.time() - moved_at > patience_s:
-                    raise Unavailable(looked_for | set(waiting))
+                if waiter.done > told:
+                    told, moved_at = waiter.done, loop.time()
+                    progress(told, told + waiter.left)
+                elif waiter.wanted and loop.time() - moved_at > patience_s:
+                    raise Unavailable(waiter.wanted | set(waiter.waiting))
+            return waiter.done
         finally:
             self._store(party, state)
-            state.users -= 1
-            if not state.users:
+            state.waiters.remove(waiter)
+            if not state.waiters:
                 self._fetching.pop(party, None)
+
+    def _look(self, party: PartyKey, state: _Fetching, waiter: _Waiter) -> None:
+        """Want the next few, unless they are here."""
+        some = [waiter.waiting.pop() for _ in range(min(LOOK_BLOBS, len(waiter.waiting)))]
+        absent = dict.fromkeys(self._peer.missing_blobs(party, some))
+        for cid in absent:
+            if cid in state.arrived:
+                waiter.came.append((cid, state.arrived[cid]))
+            else:
+                waiter.wanted.add(cid)
+        state.wants.add(waiter.wanted.intersection(absent))
+        if waiter.follow is not None:
+            nodes = [cid for cid in some if cid not in absent and cid_codec(cid) == PROTOBUF]
+            while nodes:
+                found = self._peer.blobs_here(party, nodes, STORE_BYTES)
+                if not found:
+                    raise Corrupt(
+                        f"The blob {cid_text(nodes[0])} is damaged here.", next_step="Delete it; it is fetched again."
+                    )
+                for cid, data in found.items():
+                    waiter.waiting.extend(waiter.follow(cid, data))
+                nodes = [cid for cid in nodes if cid not in found]
+
+    def _follow(self, waiter: _Waiter) -> None:
+        came, waiter.came = waiter.came, []
+        waiter.done += len(came)
+        if waiter.follow is not None:
+            for cid, data in came:
+                waiter.waiting.extend(waiter.follow(cid, data))
 
     def _store(self, party: PartyKey, state: _Fetching) -> None:
         arrived, state.arrived, state.arrived_bytes = state.arrived, {}, 0
@@ -142,12 +208,13 @@ class BlobExchange:
                 continue
             for start in range(0, len(step.cids), WANTS_MAX):
                 cids = step.cids[start : start + WANTS_MAX]
-                step.source.connection.send(Want(channel, cids, only_ask=isinstance(step, Ask)))
+                ask = isinstance(step, Ask)
+                step.source.connection.send(Want(channel, cids, only_ask=ask, packed=not ask))
 
     # frames
 
     def receive(self, link: Link, frame: MeshFrame) -> None:
-        assert isinstance(frame, Want | Have | Blob)
+        assert isinstance(frame, Want | Have | Blob | Blobs)
         party = link.party_of(frame.channel)
         if party is None:
             return  # of a party that is not replicated with this device, or no longer
@@ -158,8 +225,10 @@ class BlobExchange:
             if state is not None:
                 state.wants.heard(link, frame.cids, frame.missing, asyncio.get_running_loop().time())
                 state.moved.set()
+        elif isinstance(frame, Blob):
+            self._got(link, party, (frame.cid,), (frame.data,))
         else:
-            self._got(link, party, frame)
+            self._got(link, party, frame.cids, frame.data)
 
     def closed(self, link: Link) -> None:
         self._queues.pop(link, None)
@@ -170,19 +239,26 @@ class BlobExchange:
             state.wants.lost(link)
             state.moved.set()
 
-    def _got(self, link: Link, party: PartyKey, blob: Blob) -> None:
-        if not matches(blob.cid, blob.data):
-            self.poisoners.add(link.device)
-            self._node.counters.scores["poison"] += 1
-            link.connection.end(Ended("poison", "a blob that is not what its CID says", theirs=True))
-            return
+    def _got(self, link: Link, party: PartyKey, cids: Sequence[Cid], several: Sequence[bytes]) -> None:
+        """Each blob is checked before anybody hears of it; those before a bad one are what they say."""
         state = self._fetching.get(party)
-        if state is None or not state.wants.arrived(link, blob.cid):
-            return  # late, from a second source
-        self.given[link.device] = self.given.get(link.device, 0) + 1
-        state.arrived[blob.cid] = blob.data
-        state.arrived_bytes += len(blob.data)
-        state.moved.set()
+        for cid, data in zip(cids, several, strict=True):
+            if not matches(cid, data):
+                self.poisoners.add(link.device)
+                self._node.counters.scores["poison"] += 1
+                link.connection.end(Ended("poison", "a blob that is not what its CID says", theirs=True))
+                return
+            if state is None or not state.wants.arrived(link, cid, len(data)):
+                continue  # late, from a second source
+            self.given[link.device] = self.given.get(link.device, 0) + 1
+            state.arrived[cid] = data
+            state.arrived_bytes += len(data)
+            for waiter in state.waiters:
+                if cid in waiter.wanted:
+                    waiter.wanted.discard(cid)
+                    waiter.came.append((cid, data))
+        if state is not None:
+            state.moved.set()
 
     # serving
 
@@ -190,17 +266,17 @@ class BlobExchange:
         if self._peer.flow(link.device) is Flow.DOWN:
             link.connection.send(Have(want.channel, (), want.cids))
             return
-        here = tuple(cid for cid in want.cids if self._peer.has_blob(party, cid))
-        missing = tuple(cid for cid in want.cids if cid not in set(here))
-        if want.only_ask or missing:
-            link.connection.send(Have(want.channel, here if want.only_ask else (), missing))
         if want.only_ask:
+            missing = self._peer.missing_blobs(party, want.cids)
+            absent = set(missing)
+            here = tuple(cid for cid in want.cids if cid not in absent)
+            link.connection.send(Have(want.channel, here, tuple(missing)))
             return
         queue = self._queues.setdefault(link, deque())
-        if len(queue) + len(here) > QUEUE_MAX:
+        if len(queue) + len(want.cids) > QUEUE_MAX:
             link.connection.end(Ended("flood", f"more than {QUEUE_MAX} blobs asked for", theirs=True))
             return
-        queue.extend((want.channel, cid) for cid in here)
+        queue.extend(_Order(want.channel, cid, want.packed) for cid in want.cids)
         if queue and link not in self._serving:
             self._serving[link] = asyncio.create_task(self._serve(link))
 
@@ -209,22 +285,29 @@ class BlobExchange:
         try:
             queue = self._queues[link]
             while queue and link.connection.ended is None:
-                if not link.connection.writable:
+                if link.connection.writable:
+                    self._give(link, queue)
+                    await asyncio.sleep(0)
+                else:
                     await asyncio.sleep(0.01)
-                    continue
-                sent = 0
-                while queue and sent < TURN_BYTES and link.connection.writable:
-                    sent += self._give(link, *queue.popleft())
-                await asyncio.sleep(0)
         finally:
             self._serving.pop(link, None)
 
-    def _give(self, link: Link, channel: Channel, cid: Cid) -> int:
-        """Send one blob; returns its size."""
+    def _give(self, link: Link, queue: "deque[_Order]") -> None:
+        """One turn: the next blobs of one party."""
+        channel, packed = queue[0].channel, queue[0].packed
+        some: list[Cid] = []
+        while queue and len(some) < LOOK_BLOBS and (queue[0].channel, queue[0].packed) == (channel, packed):
+            some.append(queue.popleft().cid)
         party = link.party_of(channel)
-        data = self._peer.blob(party, cid) if party is not None else None
-        if data is None:
-            link.connection.send(Have(channel, (), (cid,)))
-            return 0
-        link.connection.send(Blob(channel, cid, data))
-        return len(data)
+        found = self._peer.blobs_here(party, some, TURN_BYTES) if party is not None else {}
+        left = [cid for cid in dict.fromkeys(some) if cid not in found]
+        if sum(map(len, found.values())) >= TURN_BYTES:
+            queue.extendleft(_Order(channel, cid, packed) for cid in reversed(left))
+        elif left:
+            link.connection.send(Have(channel, (), tuple(left)))
+        together = {cid: data for cid, data in found.items() if packed and len(data) < ALONE_BYTES}
+        if together:
+            link.connection.send(Blobs(channel, tuple(together), tuple(together.values())))
+        for cid in found.keys() - together.keys():
+            link.connection.send(Blob(channel, cid, found[cid]))

@@ -21,6 +21,7 @@ from typing import Final, Protocol
 
 from echostore.kernel.ids import DeviceKey, PartyKey
 from echostore.kernel.sync.events import Progress
+from echostore.kernel.sync.frames import FeedTip
 from echostore.kernel.sync.port import SyncPort
 from echostore.mesh.connection import (
     Connection,
@@ -34,6 +35,7 @@ from echostore.mesh.party_channel import PartyChannel
 from echostore.mesh.policy import Flow
 from echostore.wire.mesh import (
     Blob,
+    Blobs,
     Channel,
     Have,
     Introduction,
@@ -42,6 +44,7 @@ from echostore.wire.mesh import (
     MeshFrame,
     Offer,
     Parties,
+    Reach,
     Sync,
     Want,
     channel_of,
@@ -57,6 +60,8 @@ HANDSHAKES_MAX: Final = 64
 """Connections that have not shown who they are yet."""
 REDIAL_FIRST_S: Final = 0.5
 REDIAL_LAST_S: Final = 60.0
+REMOVED: Final = "removed"
+"""Why a connection to a device ends that is no member of anything here any more."""
 
 
 class Standing(StrEnum):
@@ -78,6 +83,10 @@ class MeshPeer(Protocol):
         ...
 
     def standing(self, party: PartyKey, device: DeviceKey) -> Standing: ...
+    def departure(self, party: PartyKey, device: DeviceKey) -> list[FeedTip]:
+        """Control feeds, each up to a head, that prove that a device was removed; empty when they don't."""
+        ...
+
     def flow(self, device: DeviceKey) -> Flow: ...
     def sync_port(self, party: PartyKey) -> SyncPort: ...
     def progressed(self, party: PartyKey, device: DeviceKey, progress: Progress) -> None: ...
@@ -122,6 +131,8 @@ class Link:
         self.channels: dict[Channel, PartyChannel] = {}
         self._offered: set[bytes] = set()
         self._heard: set[bytes] = set()
+        self._parted: set[bytes] = set()
+        """Parties that this device was removed from and knows it."""
         connection.on_writable = self._writable
 
     def review(self) -> None:
@@ -129,15 +140,23 @@ class Link:
         peer = self.node.peer
         tags: dict[bytes, PartyKey] = {}
         members: dict[bytes, bool] = {}
+        parting: dict[bytes, PartyKey] = {}
+        myself = DeviceKey(peer.device_key.public)
         for party in peer.shared_parties():
             standing = peer.standing(party, self.device)
+            tag = party_tag(self.connection.handshake_hash, party)
             if standing is not Standing.REMOVED:
-                tag = party_tag(self.connection.handshake_hash, party)
-                tags[tag], members[tag] = party, standing is Standing.MEMBER
-        self._leave({channel_of(tag) for tag in tags})
+                # Who was removed itself has nothing to give, and hears of it first when it is let in again.
+                outside = peer.standing(party, myself) is Standing.REMOVED
+                tags[tag], members[tag] = party, standing is Standing.MEMBER and not outside
+            elif tag in self._heard and tag not in self._parted:
+                parting[tag] = party
+        self._parted -= set(tags)
+        self._leave({channel_of(tag) for tag in (*tags, *parting)})
+        self._say_farewell(parting)
         for tag in tags:
             known = self.channels.get(channel_of(tag))
-            if known is not None and known.newcomer == members[tag]:
+            if known is not None and (known.newcomer == members[tag] or known.farewell is not None):
                 # It has become a member, or ceased to be known as one: both sides begin again.
                 self._drop(channel_of(tag))
                 self.connection.send(Leave(channel_of(tag), "begins again"))
@@ -152,6 +171,41 @@ class Link:
             if tag in self._heard and channel not in self.channels:
                 self.channels[channel] = opened = PartyChannel(self, party, channel, newcomer=not members[tag])
                 opened.start()
+                for told in self.node.on_member if members[tag] else ():
+                    told(self)
+
+    def _say_farewell(self, parting: dict[bytes, PartyKey]) -> None:
+        """Tell a device that it was removed, by the control blocks that prove it."""
+        for tag, party in parting.items():
+            channel = channel_of(tag)
+            known = self.channels.get(channel)
+            if known is not None and known.farewell is not None:
+                continue
+            proof = self.node.peer.departure(party, self.device)
+            if known is not None:
+                self._drop(channel)
+                self.connection.send(Leave(channel, "begins again" if proof else "not replicated here any more"))
+                self._offered.discard(tag)
+            if not proof:
+                self._parted.add(tag)
+                continue
+            if tag not in self._offered:
+                self._offered.add(tag)
+                self.connection.send(Offer((tag,)))
+            self.channels[channel] = opened = PartyChannel(self, party, channel, proof=proof)
+            opened.start()
+
+    def part(self, channel: Channel) -> None:
+        """A removed device has heard that it is, or has had its time: leave the party, and the device if that was all."""
+        known = self.channels.get(channel)
+        if known is None or known.farewell is None:
+            return
+        self._drop(channel)
+        self._parted |= {tag for tag in self._heard if channel_of(tag) == channel}
+        self._offered = {tag for tag in self._offered if channel_of(tag) != channel}
+        self.connection.send(Leave(channel, REMOVED))
+        if not self.channels:
+            self.connection.end(Ended(REMOVED, "no member of any party that is shared here"))
 
     def _leave(self, wanted: set[Channel]) -> None:
         for channel in [channel for channel in self.channels if channel not in wanted]:
@@ -173,30 +227,37 @@ class Link:
             # Until it offers the party again; then it is offered again from here too.
             self._heard = {tag for tag in self._heard if channel_of(tag) != frame.channel}
             self._offered = {tag for tag in self._offered if channel_of(tag) != frame.channel}
-        elif isinstance(frame, Want | Have | Blob):
+        elif isinstance(frame, Want | Have | Blob | Blobs):
             self._hand_over(self.node.blobs, frame)
         elif isinstance(frame, Invitation):
             self._hand_over(self.node.invitations, frame)
         elif isinstance(frame, Introduction | Parties):
             self._hand_over(self.node.identities, frame)
+        elif isinstance(frame, Reach):
+            self._hand_over(self.node.reach, frame)
         else:
             raise MalformedFrame(f"an unexpected {type(frame).__name__}")
 
     def party_of(self, channel: Channel) -> PartyKey | None:
         """The party of a channel, for members only."""
         known = self.channels.get(channel)
-        return known.party if known is not None and not known.newcomer else None
+        return known.party if known is not None and known.for_member else None
 
     def channel_for(self, party: PartyKey) -> Channel | None:
         for channel, known in self.channels.items():
-            if known.party == party and not known.newcomer:
+            if known.party == party and known.for_member:
                 return channel
         return None
+
+    @property
+    def with_member(self) -> bool:
+        """Whether any party is replicated with the device as with a member."""
+        return any(known.for_member for known in self.channels.values())
 
     def stop(self) -> None:
         for channel in list(self.channels):
             self._drop(channel)
-        for handler in (self.node.blobs, self.node.invitations, self.node.identities):
+        for handler in (self.node.blobs, self.node.invitations, self.node.identities, self.node.reach):
             if handler is not None:
                 handler.closed(self)
 
@@ -224,6 +285,9 @@ class Node:
         self.invitations: FrameHandler | None = None
         self.identities: FrameHandler | None = None
         self.blobs: FrameHandler | None = None
+        self.reach: FrameHandler | None = None
+        self.on_member: list[Callable[[Link], None]] = []
+        """Told when a party begins to be replicated with a device that is known as a member."""
         self.addresses: list[str] = []
         self.on_link: list[Callable[[Link], None]] = []
         self._servers: list[asyncio.Server] = []
@@ -305,6 +369,9 @@ class Node:
             expected = expected or link.device
             while self.links.get(link.device) is not None and not self._closing:
                 await asyncio.sleep(REDIAL_FIRST_S)
+            ended = link.connection.ended
+            if ended is not None and ended.detail.startswith(REMOVED):
+                await asyncio.sleep(REDIAL_LAST_S)  # nobody waits for us there
 
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._closing or self._handshakes >= HANDSHAKES_MAX or len(self.links) >= CONNECTIONS_MAX:

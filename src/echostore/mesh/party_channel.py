@@ -14,9 +14,10 @@ from echostore.kernel.order import CONTROL
 from echostore.kernel.reasons import Reason
 from echostore.kernel.sync.endpoint import Endpoint
 from echostore.kernel.sync.events import Close, Effect, Progress, Score, Unobtainable, Writable
-from echostore.kernel.sync.frames import FeedTip, Frame, RefusalReason
+from echostore.kernel.sync.frames import Blocks, FeedTip, Frame, RefusalReason
 from echostore.kernel.sync.port import Rejection, SyncPort
 from echostore.mesh.connection import Ended
+from echostore.mesh.farewell import FAREWELL_S, FarewellPort
 from echostore.mesh.policy import Flow, incoming, outgoing, refused
 from echostore.wire.mesh import Channel, Sync
 from echostore.wire.sync import decode_frame, encode_frame
@@ -64,19 +65,33 @@ class NewcomerPort:
     def on_grow(self, callback: Callable[[FeedKey, int], None]) -> Callable[[], None]:
         return self._port.on_grow(callback)
 
+    def on_written(self, callback: Callable[[FeedTip, Blocks], None]) -> Callable[[], None]:
+        return lambda: None  # it gets nothing
+
 
 class PartyChannel:
     """The replication of one party on one link."""
 
-    def __init__(self, link: "Link", party: PartyKey, channel: Channel, *, newcomer: bool) -> None:
+    def __init__(
+        self,
+        link: "Link",
+        party: PartyKey,
+        channel: Channel,
+        *,
+        newcomer: bool = False,
+        proof: Iterable[FeedTip] | None = None,
+    ) -> None:
+        """`proof`: the device was removed, and is told no more than that (`farewell`)."""
         self.party, self.newcomer = party, newcomer
         self._link, self._channel = link, channel
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._parting: asyncio.TimerHandle | None = None
         port = link.node.peer.sync_port(party)
-        view: SyncPort = NewcomerPort(port) if newcomer else port
+        self.farewell = None if proof is None else FarewellPort(port, proof)
+        view: SyncPort = self.farewell or (NewcomerPort(port) if newcomer else port)
         # A newcomer is told no tips (it could not ask for them anyway) and may only bring.
-        self._flow = Flow.DOWN if newcomer else link.node.peer.flow(link.device)
+        self._flow = Flow.DOWN if newcomer else Flow.UP if self.farewell else link.node.peer.flow(link.device)
         self._endpoint = Endpoint(
             view,
             send=self._send,
@@ -85,7 +100,14 @@ class PartyChannel:
             defer=self._defer,
         )
 
+    @property
+    def for_member(self) -> bool:
+        """Whether the device is known as a member, and so gets blobs too."""
+        return not self.newcomer and self.farewell is None
+
     def start(self) -> None:
+        if self.farewell is not None:
+            self._parting = self._loop.call_later(FAREWELL_S, self._link.part, self._channel)
         self._endpoint.start()
         if not self._link.connection.writable:
             self._endpoint.post(Writable(False))
@@ -114,6 +136,8 @@ class PartyChannel:
 
     def stop(self) -> None:
         self._endpoint.stop()
+        if self._parting is not None:
+            self._parting.cancel()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -141,7 +165,10 @@ class PartyChannel:
 
     def _heed(self, effect: Effect) -> None:
         link = self._link
-        if isinstance(effect, Progress):
+        if isinstance(effect, Progress) and self.farewell is not None:
+            if self.farewell.heard(effect):
+                self._loop.call_soon(link.part, self._channel)
+        elif isinstance(effect, Progress):
             link.node.peer.progressed(self.party, link.device, effect)
         elif isinstance(effect, Unobtainable):
             if effect.reason is RefusalReason.COMPACTED:

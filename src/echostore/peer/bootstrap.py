@@ -2,7 +2,7 @@
 
     1  control feeds arrive and are folded; data feeds are held off meanwhile (`runtime.data_held`)
     2  the newest epoch that the policy lets a newcomer believe is chosen; without one, history is replayed
-    3  its blobs are fetched: root, cut, moves, then the item tree from the top, level by level, from all who have it
+    3  its blobs are fetched: root, cut, moves, then the item tree from the top, many nodes at a time, from all who have it
     4  its items are installed, the feeds begin at its cut, and only then blocks are asked for: those after the cut
 
 While 3 runs, single items and views can be read: `EarlyReader` fetches what lies on their path first. Nobody waits for
@@ -16,9 +16,9 @@ import concurrent.futures
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from echostore.kernel.errors import Closed, Corrupt, EchoError, NotFound, TimedOut
 from echostore.kernel.ids import Cid, ItemId, PartyKey, feed_id, item_text
@@ -27,15 +27,16 @@ from echostore.kernel.items.tree import Tree
 from echostore.kernel.order import CONTROL
 from echostore.kernel.party.epoch_chain import Epoch, enough_to_join
 from echostore.kernel.snapshot import TreeTop
-from echostore.mesh.blob_exchange import Unavailable
-from echostore.peer.base_epoch import FETCHING_KEY, BaseEpoch, BaseName
+from echostore.mesh.blob_exchange import Follow, Unavailable
 from echostore.peer.base_standing import covers, install
 from echostore.peer.opening import WAITS_FOR_EPOCH
+from echostore.wire.base_epoch import FETCHING_KEY, BaseEpoch, BaseName
+from echostore.wire.cids import RAW, cid_of
 from echostore.wire.epochs import cut_pages
 from echostore.wire.generated import snapshot_pb2 as pb
 from echostore.wire.items import move_chunks
 from echostore.wire.snapshot import read_state_root
-from echostore.wire.tree_nodes import IndexNode, MalformedNode, Page, PageEntry, large_item_cids, parse_node
+from echostore.wire.tree_nodes import IndexNode, MalformedNode, Page, large_item_cids, page_count, parse_node
 
 if TYPE_CHECKING:
     from echostore.peer.network import Network
@@ -52,11 +53,18 @@ PATIENCE_S: Final = 20.0
 LOOK_S: Final = 0.05
 """How often control is looked at by who waits for an epoch."""
 
-_LEVEL_BLOBS: Final = 4096
-"""Blobs asked for at a time: what is in memory of a large tree's lowest level."""
+_LARGE_ITEMS: Final = 256
+"""Large items that are looked at together."""
 
-Fetch = Callable[[list[Cid]], None]
-"""Gets blobs into the store; `Unavailable` when nobody has them."""
+_CHUNK_HEAD: Final = cid_of(b"", RAW)[:4]
+"""What the CID of every chunk begins with: a page without these bytes names none."""
+
+
+class Fetch(Protocol):
+    """Gets blobs into the store, and what `follow` says they lead to; `Unavailable` when nobody has them."""
+
+    def __call__(self, cids: list[Cid], follow: Follow | None = None) -> None: ...
+
 
 Progress = Callable[[int, int], None]
 
@@ -111,27 +119,49 @@ def fetch_tree(
     *,
     chunks_too: bool = True,
 ) -> None:
-    """The item tree, level by level; a node that can't stand where it does is Corrupt. Large states may come later."""
+    """The item tree from its top; a node that can't stand where it does is Corrupt. Large states may come later."""
     root = read_state_root(blobs.get(name.snapshot))
-    level: list[tuple[str, TreeTop]] = [("", TreeTop(root.index_root, root.item_count))]
-    done = 0
-    while level:
-        below: list[tuple[str, TreeTop]] = []
-        for start in range(0, len(level), _LEVEL_BLOBS):
-            some = level[start : start + _LEVEL_BLOBS]
-            fetch([top.cid for _, top in some])
-            chunks: dict[Cid, None] = {}
-            for path, top in some:
-                node = _node(blobs.get(top.cid, check=False), path, top)
-                if isinstance(node, IndexNode):
-                    below.extend((path + nibble, branch) for nibble, branch in node.branches)
-                else:
-                    done += node.count
-                    if chunks_too:
-                        chunks |= dict.fromkeys(_chunks(blobs, node.entries, fetch))
-            fetch(list(chunks))
-            progress(done, root.item_count)
-        level = below
+    walk = _TreeWalk(TreeTop(root.index_root, root.item_count), progress, chunks_too=chunks_too)
+    fetch([root.index_root], walk.below)
+    for start in range(0, len(walk.large), _LARGE_ITEMS):
+        some = walk.large[start : start + _LARGE_ITEMS]
+        fetch([cid for cids in some for cid in cids])
+        states = (pb.ItemState.FromString(b"".join(blobs.get(cid) for cid in cids)) for cids in some)
+        fetch([Cid(cid) for state in states for cid in state.state_cids])
+
+
+class _TreeWalk:
+    """What each node of an item tree leads to, while its siblings are still on their way."""
+
+    def __init__(self, top: TreeTop, progress: Progress, *, chunks_too: bool) -> None:
+        self._expected: dict[Cid, tuple[str, TreeTop]] = {top.cid: ("", top)}
+        self._total, self._progress, self._chunks_too = top.count, progress, chunks_too
+        self._done = 0
+        self.large: list[list[Cid]] = []
+        """The chunks of items that are too large for their page: what such an item leads to is known once it is here."""
+
+    def below(self, cid: Cid, data: bytes) -> list[Cid]:
+        place = self._expected.pop(cid, None)
+        if place is None:
+            return []  # a chunk
+        path, top = place
+        if _CHUNK_HEAD not in data and page_count(data, path) == top.count:
+            self._told(top.count)
+            return []
+        node = _node(data, path, top)
+        if isinstance(node, IndexNode):
+            self._expected.update((branch.cid, (path + nibble, branch)) for nibble, branch in node.branches)
+            return [branch.cid for _, branch in node.branches]
+        self._told(node.count)
+        if not self._chunks_too:
+            return []
+        self.large += [large_item_cids(entry.data) for entry in node.entries if entry.large]
+        states = (pb.ItemState.FromString(entry.data) for entry in node.entries if not entry.large)
+        return [Cid(chunk) for state in states for chunk in state.state_cids]
+
+    def _told(self, items: int) -> None:
+        self._done += items
+        self._progress(self._done, self._total)
 
 
 def _node(data: bytes, path: str, top: TreeTop) -> Page | IndexNode:
@@ -142,18 +172,6 @@ def _node(data: bytes, path: str, top: TreeTop) -> Page | IndexNode:
     if node.count != top.count:
         raise Corrupt(f"a node of the epoch's tree at {path!r} has {node.count} items, its parent promised {top.count}")
     return node
-
-
-def _chunks(blobs: "BlobStore", entries: Iterable[PageEntry], fetch: Fetch) -> Iterator[Cid]:
-    """The chunks of large items and large states on a page."""
-    for entry in entries:
-        data = entry.data
-        if entry.large:
-            cids = large_item_cids(data)
-            fetch(cids)
-            data = b"".join(blobs.get(cid) for cid in cids)
-            yield from cids
-        yield from map(Cid, pb.ItemState.FromString(data).state_cids)
 
 
 # one party
@@ -305,7 +323,7 @@ class Bootstraps:
         self._lock = threading.Lock()
         self._due: dict[PartyKey, None] = {}
         self._thread: threading.Thread | None = None
-        self._future: concurrent.futures.Future[None] | None = None
+        self._future: concurrent.futures.Future[int] | None = None
         self._closing = threading.Event()
         self.outcomes: dict[PartyKey, Outcome] = {}
 
@@ -332,11 +350,18 @@ class Bootstraps:
         if epoch is not None and (runtime.processor.base is None or runtime.processor.base.name.number < epoch.number):
             self._start(party.key)
 
-    def fetch(self, party: PartyKey, cids: list[Cid], *, patience_s: float = PATIENCE_S) -> None:
-        """Get blobs, until closed."""
+    def fetching(self, party: PartyKey, *, patience_s: float = PATIENCE_S) -> Fetch:
+        """Gets blobs of a party, until closed."""
+
+        def fetch(cids: list[Cid], follow: Follow | None = None) -> None:
+            self._fetch(party, cids, follow, patience_s)
+
+        return fetch
+
+    def _fetch(self, party: PartyKey, cids: list[Cid], follow: Follow | None, patience_s: float) -> None:
         if self._closing.is_set():
             raise Closed("the peer is being closed")
-        work = self._network.blobs.fetch(party, cids, patience_s=patience_s)
+        work = self._network.blobs.fetch(party, cids, patience_s=patience_s, follow=follow)
         future = self._future = asyncio.run_coroutine_threadsafe(work, self._network.loop)
         if self._closing.is_set():
             future.cancel()
@@ -352,7 +377,7 @@ class Bootstraps:
             if time.monotonic() > deadline:
                 raise TimedOut("no epoch of the party was heard of", next_step="Connect to another member.")
             time.sleep(LOOK_S)
-        return EarlyReader(party, epoch, lambda cids: self.fetch(party.key, cids, patience_s=timeout_s))
+        return EarlyReader(party, epoch, self.fetching(party.key, patience_s=timeout_s))
 
     def _believable(self, party: "Party") -> Epoch | None:
         with party.reading() as runtime:
@@ -395,7 +420,7 @@ class Bootstraps:
             self._replay(party, "the party has no epoch that a newcomer may believe")
             return
         try:
-            outcome = bootstrap(party, epoch, lambda cids: self.fetch(party.key, cids))
+            outcome = bootstrap(party, epoch, self.fetching(party.key))
         except (Unavailable, TimedOut, NotFound, Corrupt) as error:
             self._replay(party, f"epoch {epoch.number} could not be had: {error}")
             return

@@ -24,10 +24,10 @@ from echostore.kernel.party.epoch_chain import Epoch, Tally, enough_to_join
 from echostore.kernel.party.epoch_policy import DISCARD_AHEAD_MS
 from echostore.kernel.snapshot import ENCODING_VERSION, StateRoot
 from echostore.mesh.blob_exchange import Unavailable
-from echostore.peer.base_epoch import BaseEpoch, BaseName
-from echostore.peer.epoch_fold import Folded, cuts_at, fold_to, timeframe_of
+from echostore.peer.epoch_fold import Folded, OpenTimeframe, cuts_at, fold_to, timeframe_of
 from echostore.peer.snapshots import take_snapshot
 from echostore.store.feed_store import FeedStore
+from echostore.wire.base_epoch import BaseEpoch, BaseName
 from echostore.wire.cids import PROTOBUF, cid_of
 from echostore.wire.epochs import EpochRecord, encode_cut, encode_epoch_record
 from echostore.wire.snapshot import read_state_root
@@ -187,18 +187,22 @@ class Agreement:
             if not self._may_speak() or self.tally.objection(epoch.hash, self._identity, self._electorate) is not None:
                 return self._said(epoch, Verdict.WAITS, "things changed meanwhile")
             if judged.verdict is Verdict.ATTESTED:
+                assert isinstance(folded, list), folded
                 self._keep(epoch, folded)
                 said: EpochAttest | EpochDispute = EpochAttest(epoch.number, epoch.hash, epoch.genesis.snapshot)
             elif judged.verdict is Verdict.DISPUTED:
-                mine = folded[0].cid if folded else b""
+                mine = folded[0].cid if isinstance(folded, list) and folded else b""
                 said = EpochDispute(epoch.number, epoch.hash, mine, judged.detail)
             else:
                 return judged
             self._owner().members.issue_claim(said)
         return judged
 
-    def _fold(self, epoch: Epoch) -> list[Folded]:
-        """This peer's own states at the epoch's timeframe; several where epochs below left things out differently."""
+    def _fold(self, epoch: Epoch) -> list[Folded] | OpenTimeframe:
+        """This peer's own states at the epoch's timeframe; several where epochs below left things out differently.
+
+        Or the proof that there is no state at such a timeframe.
+        """
         with self._party.lock:
             runtime = self._party.runtime
             live = self._live(runtime, epoch.genesis)
@@ -223,6 +227,8 @@ class Agreement:
                     )
                 except NotFound:
                     continue  # it would need blocks that were truncated
+                except OpenTimeframe as proof:
+                    return proof
                 if folded is None:
                     continue
                 found.insert(0, folded)
@@ -268,8 +274,10 @@ class Agreement:
         if not discarding:
             yield None
 
-    def _compare(self, epoch: Epoch, folded: list[Folded]) -> Judged:
+    def _compare(self, epoch: Epoch, folded: list[Folded] | OpenTimeframe) -> Judged:
         genesis = epoch.genesis
+        if isinstance(folded, OpenTimeframe):
+            return self._said(epoch, Verdict.DISPUTED, str(folded))
         if not folded:
             return self._said(epoch, Verdict.ABSTAINS, "the history that it sums up is not here")
         mine = next((each for each in folded if each.cid == genesis.snapshot), folded[0])

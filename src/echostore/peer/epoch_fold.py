@@ -23,11 +23,11 @@ from echostore.kernel.party.credentials import EpochGenesis, Role, TimeframeEntr
 from echostore.kernel.snapshot import ModelVersion, StateRoot, TreeTop, item_key
 from echostore.kernel.snapshot import TimeframeEntry as RootEntry
 from echostore.kernel.timeframe import Dependency, Position, Timeframe
-from echostore.peer.base_epoch import BaseEpoch, base_mark
 from echostore.peer.base_install import base_cursors
 from echostore.peer.discarding import discard_at
 from echostore.peer.processor import PartyProcessor
 from echostore.store.feed_store import FeedStore
+from echostore.wire.base_epoch import BaseEpoch, base_mark
 from echostore.wire.cids import PROTOBUF, cid_of
 from echostore.wire.epochs import FeedCut, encode_cut
 from echostore.wire.generated import credential_pb2
@@ -49,6 +49,10 @@ class Folded:
     """Those that the earlier epoch does not have."""
     messages: int
     """How many data messages were folded."""
+
+
+class OpenTimeframe(Exception):
+    """A genesis names messages without what they build on: no state is at such a place, whoever looks."""
 
 
 class FoldProcessor(PartyProcessor):
@@ -114,7 +118,10 @@ def fold_to(
     parent: PartyKey | None = None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Folded | None:
-    """The state that a genesis speaks of; None when this peer does not hold all of it, or `base` is of no use for it."""
+    """The state that a genesis speaks of; None when this peer does not hold all of it, or `base` is of no use for it.
+
+    OpenTimeframe when there is no such state, because a message is named and its cause, which is here, is not.
+    """
     data, control = timeframe_of(genesis.timeframe), timeframe_of(genesis.control_timeframe)
     above = None
     if parent is not None:
@@ -132,7 +139,12 @@ def fold_to(
         cancelled=cancelled,
     )
     processor.open()
-    if _short_of(processor, data, control) or (base is not None and not counts_alike(base, processor.admission)):
+    if base is not None and not counts_alike(base, processor.admission):
+        return None
+    if _short_of(processor, data, control):
+        left_out = _cause_left_out(processor, data, control)
+        if left_out is not None:
+            raise OpenTimeframe(left_out)
         return None
     processor.finish()
     if genesis.discard_before_ms:
@@ -243,6 +255,23 @@ def _short_of(processor: FoldProcessor, data: Timeframe, control: Timeframe) -> 
         if cursor is None or cursor.length <= at.seq or processor.orderer.mark(feed, at.seq).link != at.link:
             return True
     return False
+
+
+def _cause_left_out(processor: FoldProcessor, data: Timeframe, control: Timeframe) -> str | None:
+    """A block inside the timeframes that waits for one outside them, though that one is here."""
+    cursors = processor.orderer.cursors
+    for feed, at in (*data.entries.items(), *control.entries.items()):
+        cursor = cursors.get(feed)
+        if cursor is None or cursor.length > at.seq or cursor.waits_for is None:
+            continue
+        cause, seq = cursor.waits_for
+        known = cursors.get(cause)
+        if known is None or seq < max(data.length(cause), control.length(cause)):
+            continue
+        feeds = processor.feeds_of(known.kind)
+        if feeds.has_feed(known.key) and feeds.length(known.key) > seq:
+            return f"it names block {cursor.length} of feed {feed.hex()} and not its cause, {seq} of {cause.hex()}"
+    return None
 
 
 def _encoded(

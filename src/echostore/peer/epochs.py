@@ -24,6 +24,7 @@ from echostore.wire.tree_nodes import IndexNode, large_item_cids
 from echostore.wire.tree_reader import TreeReader
 
 if TYPE_CHECKING:
+    from echostore.mesh.blob_exchange import Follow
     from echostore.peer.bootstrap import Fetched
     from echostore.peer.epoch_gc import Freed
     from echostore.peer.party import Party
@@ -116,13 +117,11 @@ class Epochs:
             peer.connect(address)
         came = 0
 
-        def get(cids: list[Cid]) -> None:
+        def get(cids: list[Cid], follow: "Follow | None" = None) -> None:
             nonlocal came
             assert party.runtime.blobs is not None
-            missing = party.runtime.blobs.missing(cids)
-            if missing:
-                peer.network.fetch(party.key, missing)
-                came += len(missing)
+            if follow is not None or party.runtime.blobs.missing(cids):
+                came += peer.network.fetch(party.key, cids, follow=follow)
 
         base = fetch_epoch(party, number, get)
         return Fetched(number, base.root.item_count, came)

@@ -27,7 +27,7 @@ from echostore.mesh.invitation import (
     Reason,
     refusal,
 )
-from echostore.mesh.node import Link
+from echostore.mesh.node import Link, Standing
 from echostore.mesh.ticket import ADDRESSES_MAX, Kind, Purpose, Ticket, read_ticket
 from echostore.peer.identity import JoinRequest, Welcome
 from echostore.peer.members import ROLES
@@ -150,6 +150,9 @@ class Inviting:
             raise UsageError("an invitation is bound to a key of 32 bytes, or open, not both")
         addresses = self._addresses()
         kind = Kind.KEY if key is not None else Kind.OPEN if open else Kind.PASSCODE
+        if kind is Kind.OPEN:  # any admin honours it
+            known = self._network.reach_book.of_admins(party.key)
+            addresses = tuple(dict.fromkeys((*addresses, *known)))[:ADDRESSES_MAX]
         number = secrets.token_bytes(INVITATION_ID_BYTES)
         expires_ms = self._peer.now_ms() + int(expires_s * 1000)
         secret, bound = b"", key or b""
@@ -414,17 +417,24 @@ class Inviting:
     def join(self, ticket: str, passcode: str | None, timeout: float) -> "Party":
         read = self._read(ticket, passcode, Purpose.PARTY)
         if any(known.key == read.party for known in self._peer.parties()):
+            if self._network.standing(read.party, DeviceKey(self._peer.device)) is Standing.REMOVED:
+                raise Refused(
+                    "this peer was in that party and was removed",
+                    next_step="Forget what is left of it here (`echostore party forget`), then join again.",
+                )
             raise Refused("this peer is in that party already")
 
-        async def attempt() -> Welcome:
+        async def attempt() -> tuple[Link, Welcome]:
             def request() -> bytes:
                 return self._peer.request_join(read.party).to_bytes()
 
-            _, welcome = await self._attempt(read, (passcode or "").strip(), request)
-            return read_welcome(welcome, read.party)
+            link, welcome = await self._attempt(read, (passcode or "").strip(), request)
+            return link, read_welcome(welcome, read.party)
 
-        party = self._peer.enter(self._network.call(_explained(attempt()), timeout + STEP_S))
-        self.remember(read.host, read.addresses)
+        link, welcome = self._network.call(_explained(attempt()), timeout + STEP_S)
+        party = self._peer.enter(welcome)
+        # Of an open invitation another admin may have been the host.
+        self.remember(link.device, read.addresses if link.device == read.host else [link.connection.address])
         return party
 
     def join_device(self, ticket: str, passcode: str | None, timeout: float) -> "list[Party]":
@@ -520,7 +530,8 @@ class Inviting:
             text = MESSAGES.get(reason, "the host refused")
             if reason == Reason.WRONG_PASSCODE:
                 text += f"; {tries} {'try' if tries == 1 else 'tries'} left"
-            raise Refused(text, next_step="Ask the host for a new invitation." if not tries else "Try again.")
+            again = tries and reason in (Reason.WRONG_PASSCODE, Reason.MALFORMED, Reason.BUSY)
+            raise Refused(text, next_step="Try again." if again else "Ask the host for a new invitation.")
         if kind != wanted:
             raise InvitationFailed(Reason.MALFORMED, f"{kind} instead of {wanted}")
         return step

@@ -44,7 +44,7 @@ SPECIAL: Final = frozenset(
     }
 )
 """Names with an underscore that may be called; `_create` is how a dataclass of the client becomes an item."""
-KEPT_BACK: Final = frozenset({("Peer", "close"), ("Network", "close"), ("MetaStore", "close")})
+KEPT_BACK: Final = frozenset({(name, "close") for name in ("Peer", "Network", "MetaStore", "ThinService")})
 """What would end the service under everybody else."""
 
 

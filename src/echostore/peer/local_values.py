@@ -29,6 +29,8 @@ c context manager, number   a Arrow table   x deleted
 _RECORDS: Final = {
     "echostore.peer.anchors": ("Anchor",),
     "echostore.peer.bootstrap": ("Fetched",),
+    "echostore.peer.capabilities": ("IssuedCapability",),
+    "echostore.peer.coherence_service": ("ThinIndexes", "ThinLink"),
     "echostore.peer.contacts": ("ContactDevice", "SharedContact", "SharedParty"),
     "echostore.peer.elsewhere": ("HeldElsewhere",),
     "echostore.peer.epoch_agreement": ("AcceptedEpoch", "Judged"),
@@ -50,6 +52,8 @@ _RECORDS: Final = {
 """Records outside the kernel. Of the kernel every dataclass and named tuple is one."""
 
 LIVING: Final = {
+    "echostore.peer.capabilities": ("Capabilities",),
+    "echostore.peer.coherence_service": ("ThinService",),
     "echostore.peer.epochs": ("Epochs",),
     "echostore.peer.files": ("Files",),
     "echostore.peer.inviting": ("Invitation", "Inviting"),

@@ -15,13 +15,16 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from echostore.kernel.errors import Closed, Corrupt, EchoError, NotFound, Refused, TimedOut, Unreachable, UsageError
+from echostore.kernel.errors import Closed, EchoError, NotFound, Refused, TimedOut, Unreachable, UsageError
 from echostore.kernel.ids import KEY_BYTES, Cid, DeviceKey, PartyKey
+from echostore.kernel.order import CONTROL
 from echostore.kernel.sync.events import Progress
-from echostore.mesh.blob_exchange import BlobExchange
+from echostore.kernel.sync.frames import FeedTip, Tip
+from echostore.mesh.blob_exchange import BlobExchange, Follow
 from echostore.mesh.connection import ConnectionFailed, Ended
 from echostore.mesh.node import Link, Node, Standing
 from echostore.mesh.policy import Flow
+from echostore.peer.addresses import Addresses
 from echostore.peer.bootstrap import Bootstraps
 from echostore.peer.inviting import Inviting
 from echostore.peer.own_devices import OwnDevices
@@ -79,6 +82,9 @@ class Network:
         self.node.invitations = self.inviting
         self.own_devices = OwnDevices(peer, self)
         self.node.identities = self.own_devices
+        self.reach_book = Addresses(peer, self)
+        self.node.reach = self.reach_book
+        self.node.on_member.append(self.reach_book.tell_own)
         self.node.on_link.append(lambda link: self.soon(self.own_devices.review))
         self.blobs = BlobExchange(self.node, self)
         self.node.blobs = self.blobs
@@ -95,7 +101,9 @@ class Network:
         """Take connections at `host:port`; port 0 takes a free one. Returns the address in use."""
         host, port = parse_address(address)
         try:
-            return self.call(self.node.listen(host, port))
+            given = self.call(self.node.listen(host, port))
+            self.soon(self.reach_book.tell_members)
+            return given
         except OSError as error:
             raise Unreachable(
                 f"this peer can't listen at {address}: {error.strerror or error}", next_step="Name another address."
@@ -220,10 +228,14 @@ class Network:
         *,
         patience_s: float = 30.0,
         progress: Callable[[int, int], None] = lambda done, total: None,
-    ) -> None:
-        """Get blobs of a party from connected members; `mesh.blob_exchange.Unavailable` when nothing comes any more."""
-        work = self.blobs.fetch(party, list(cids), patience_s=patience_s, progress=progress)
-        self.call(work, timeout_s=None)
+        follow: Follow | None = None,
+    ) -> int:
+        """Get blobs of a party from connected members, and what they lead to; returns how many came.
+
+        `mesh.blob_exchange.Unavailable` when nothing comes any more.
+        """
+        work = self.blobs.fetch(party, list(cids), patience_s=patience_s, progress=progress, follow=follow)
+        return self.call(work, timeout_s=None)
 
     def parties_changed(self) -> None:
         """Parties were opened, paused or closed here: the links are told."""
@@ -296,6 +308,17 @@ class Network:
             return Standing.MEMBER
         return Standing.REMOVED
 
+    def departure(self, party: PartyKey, device: DeviceKey) -> list[FeedTip]:
+        with self._peer.lock:
+            processor = self._peer.party(party).runtime.processor
+            feeds, found = processor.feeds_of(CONTROL), []
+            for feed, length in processor.membership.machine.departure(device).items():
+                cursor = processor.orderer.cursors.get(feed)
+                head = feeds.head_covering(cursor.key, length - 1) if cursor and feeds.has_feed(cursor.key) else None
+                if cursor is not None and head is not None:
+                    found.append(FeedTip(cursor.key, CONTROL, Tip(head.length, head.link)))
+            return found
+
     def flow(self, device: DeviceKey) -> Flow:
         return self._flows.get(device, Flow.BOTH)
 
@@ -318,24 +341,22 @@ class Network:
         with self._peer.lock:
             self.bootstraps.compacted(self._open(party))
 
-    def blob(self, party: PartyKey, cid: Cid) -> bytes | None:
+    def blobs_here(self, party: PartyKey, cids: Sequence[Cid], bytes_max: int) -> dict[Cid, bytes]:
+        """Those that are here and sound: what is damaged here, whoever asked gets elsewhere."""
         with self._peer.lock:
             store = self._blob_store(party)
-            try:
-                return store.get(cid) if store is not None else None
-            except (NotFound, Corrupt):
-                return None  # damaged here: whoever asked gets it elsewhere
+            return store.get_some(cids, bytes_max) if store is not None else {}
 
-    def has_blob(self, party: PartyKey, cid: Cid) -> bool:
+    def missing_blobs(self, party: PartyKey, cids: Sequence[Cid]) -> list[Cid]:
         with self._peer.lock:
             store = self._blob_store(party)
-            return store is not None and store.has(cid)
+            return store.missing(cids) if store is not None else list(cids)
 
     def keep_blobs(self, party: PartyKey, blobs: dict[Cid, bytes]) -> None:
         with self._peer.lock:
             store = self._blob_store(party)
             if store is not None:
-                store.put_many(blobs)
+                store.put_many(blobs, checked=True)
 
     def _blob_store(self, party: PartyKey) -> "BlobStore | None":
         """Asked for once per blob: an open party is found without a look at the disk. None: it was closed meanwhile."""

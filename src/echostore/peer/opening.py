@@ -274,13 +274,18 @@ class PartyOpener:
     def open_data_feed(self, party: Party) -> None:
         """Go on with a new data feed of this device, which the device admits itself in its control feed."""
         runtime, peer = party.runtime, self._peer
+        parent = runtime.processor.parent
+        owner = party if parent is None else peer.party(parent.party)  # whose control feed speaks for it
         data = SigningKey.generate()
         peer.keep_feed_keys(party.key, [data])
-        identity = self.identity_in(party)
-        admit = self._admit_feed(party.key, data, FeedKind.DATA, identity=identity)
+        identity = self.identity_in(owner)
+        child = None if parent is None else party.key
+        admit = self._admit_feed(owner.key, data, FeedKind.DATA, identity=identity, child=child)
         runtime.feeds.add_feed(FeedKey(data.public), "data", own=True)
         runtime.adopt(DATA, data)
-        runtime.issue([self.sign(party.key, admit, identity=identity)])
+        owner.runtime.issue([self.sign(owner.key, admit, identity=identity)])
+        if parent is not None:
+            runtime.processor.control_moved()
         own = self._own_feeds(party.key)
         self._remember(peer.meta.party(party.key), own[0] if own is not None else None, data)
 
@@ -374,6 +379,7 @@ class PartyOpener:
                     store.close()
             raise
         runtime = PartyRuntime(processor, feeds=feeds, items=items, blobs=blobs, now_ms=peer.now_ms, writable=writable)
+        runtime.device = DeviceKey(peer.device)
         runtime.declared.update(peer.meta.setting("declared", [], party=known.key))
         runtime.data_held = bool(peer.meta.setting(WAITS_FOR_EPOCH, False, party=known.key))
         runtime.source.declared = frozenset(runtime.declared)

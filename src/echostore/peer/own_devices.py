@@ -114,6 +114,10 @@ class OwnDevices:
         """Whether one of these identities has signed for the device on its connection."""
         return any(link.device == device and identity in members for link, identity in self._proven.items())
 
+    def trusts(self, link: Link) -> bool:
+        """Whether the device may tell where others are: one of this identity, or a member that was asked to help."""
+        return link in self._answers or link.device in self.known()
+
     # from the node
 
     def receive(self, link: Link, frame: MeshFrame) -> None:
@@ -145,6 +149,7 @@ class OwnDevices:
             for link in list(self._network.node.links.values()):
                 if link.device in known:
                     self._introduce(link)
+                    self._network.reach_book.tell_all(link, IdentityKey(self._peer.identity))
                     self._tell(link, known[link.device])
 
     def watch(self, party: "Party") -> None:
@@ -174,8 +179,10 @@ class OwnDevices:
             if mine and not self._revoked(link.device):
                 self.remember(link.device, "")
                 self._introduce(link)
+                self._network.reach_book.tell_all(link, frame.identity)
                 self._tell(link, self.known().get(link.device, ""), answer=True)
             elif frame.proof:
+                self._network.reach_book.tell_all(link, frame.identity)  # first: the answer ends the asking
                 link.connection.send(self._shared_with(frame.identity, link.device))
             else:
                 link.connection.send(Parties(()))

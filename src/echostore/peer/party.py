@@ -15,6 +15,7 @@ from echostore.kernel.timeframe import Timeframe
 from echostore.kernel.values import Reference, Value, check_value, kind_of, parse_locator
 from echostore.peer import arguments
 from echostore.peer.anchors import Anchor
+from echostore.peer.capabilities import CapabilityIssuing
 from echostore.peer.elsewhere import Elsewhere, HeldElsewhere
 from echostore.peer.item_kinds import HANDLES, CustomItem, PropertySetItem
 from echostore.peer.items import Item
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from echostore.peer.peer import Peer
 
 
-class Party:
+class Party(CapabilityIssuing):
     """One party of an open peer. Calls are safe from any thread; a batch holds other threads off until it ends."""
 
     def __init__(self, peer: "Peer", runtime: PartyRuntime, *, title: str, lock: threading.RLock) -> None:

@@ -39,6 +39,7 @@ from echostore.store.sqlite import connect_memory
 from echostore.wire.signing import SigningKey
 
 if TYPE_CHECKING:
+    from echostore.peer.coherence_service import ThinService
     from echostore.peer.contacts import SharedContact
     from echostore.peer.epochs import Epochs
     from echostore.peer.inviting import Invitation
@@ -75,6 +76,7 @@ class Peer:
         self.closed = False
         self._parties: dict[PartyKey, Party] = {}
         self._network: Network | None = None
+        self._thin: list[ThinService] = []
         self.epoch_keeper = EpochKeeper(self, background=background and not read_only)
         try:
             self.instance = None if read_only else check_in(home)
@@ -365,6 +367,27 @@ class Peer:
         """Take connections of other members at `host:port`; port 0 takes a free one. Returns the address in use."""
         return self.network.listen(address)
 
+    def serve_thin(self, address: str) -> str:
+        """Serve thin clients at `host:port` over WebSocket; port 0 takes a free one. Returns the URL they connect to.
+
+        Who may do what is said by `party.capability(...)`. Wants the extra `web`.
+        """
+        self._check_writable()
+        try:
+            from echostore.peer.coherence_service import ThinService
+        except ModuleNotFoundError as error:
+            raise Refused(
+                f"thin clients need the package {error.name}", next_step="Install it: pip install 'echostore[web]'."
+            ) from error
+        thin = ThinService(self, arguments.text(address, "an address"))
+        self._thin.append(thin)
+        return thin.url
+
+    @property
+    def thin_services(self) -> "list[ThinService]":
+        """The services for thin clients that run now."""
+        return list(self._thin)
+
     def connect(self, address: str, *, device: bytes | None = None) -> bytes:
         """Connect to another member's peer, and again whenever the connection is lost. Returns its device key."""
         return self.network.connect(address, device=device)
@@ -494,6 +517,9 @@ class Peer:
     def close(self) -> None:
         """Make everything durable, release the files and the lock. A second call does nothing."""
         self.epoch_keeper.close()
+        thin, self._thin = self._thin, []
+        for service in thin:
+            service.close()  # as below, its thread may be waiting for the lock
         network, self._network = self._network, None
         if network is not None:
             if not self.closed:

@@ -36,7 +36,6 @@ from echostore.kernel.party.credentials import FeedKind, Role
 from echostore.kernel.reasons import Reason
 from echostore.kernel.timeframe import Dependency, Timeframe
 from echostore.peer.anchors import Anchor
-from echostore.peer.base_epoch import BaseEpoch
 from echostore.peer.base_standing import stand_on_stored, start_from_base, take_checkpoint
 from echostore.peer.checkpoints import load_moves, load_record
 from echostore.peer.positions import control_timeframe, data_timeframe, dependencies
@@ -46,6 +45,7 @@ from echostore.peer.rejections import listed_rejects
 from echostore.store.blob_store import BlobStore
 from echostore.store.feed_store import FeedStore
 from echostore.store.item_store import ItemStore
+from echostore.wire.base_epoch import BaseEpoch
 from echostore.wire.control import Membership
 from echostore.wire.messages import decode_envelope, decode_operations
 

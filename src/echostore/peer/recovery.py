@@ -12,6 +12,8 @@ was made, or recovered; `forget_identity_key` takes it off, and then a stolen de
 identity's key can always let in another device.
 """
 
+import asyncio
+import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,8 @@ from echostore.peer.own_devices import check_identity_unused
 from echostore.wire.mesh import Parties
 from echostore.wire.signing import SigningKey
 
+log = logging.getLogger("echostore.mesh")
+
 if TYPE_CHECKING:
     from mnemonic import Mnemonic
 
@@ -29,6 +33,9 @@ if TYPE_CHECKING:
     from echostore.peer.peer import Peer
 
 WORDS = 24
+FURTHER_MAX = 16
+FURTHER_S = 10.0
+"""Devices that the sources tell of are asked at once, so many, and so long."""
 
 
 def phrase_of(key: SigningKey) -> str:
@@ -83,6 +90,8 @@ def recover(peer: "Peer", phrase: str, sources: Iterable[str], timeout: float) -
         if answer.name:
             myself.take_name(answer.name)
         entered += peer.network.own_devices.enter(answer.entries, again=True)
+    for answer in _ask_further(peer, timeout):
+        entered += peer.network.own_devices.enter(answer.entries, again=True)
     if len(failures) == len(wanted):
         raise Unreachable(
             "; ".join(failures),
@@ -109,6 +118,30 @@ def _ask(peer: "Peer", addresses: tuple[str, ...], device: DeviceKey | None, tim
     answer, found, address = network.call(ask(), timeout)
     network.inviting.remember(found, [address])
     return answer
+
+
+def _ask_further(peer: "Peer", timeout: float) -> list[Parties]:
+    """Ask those of whom the sources have told: other devices of the identity know parties that the sources do not."""
+    network = peer.network
+    asked = {link.device for link in network.node.links.values()}
+    told = {device: each for device, each in network.reach_book.known().items() if device not in asked}
+
+    async def ask(device: DeviceKey, addresses: tuple[str, ...]) -> tuple[Parties, DeviceKey, str] | None:
+        try:
+            async with asyncio.timeout(min(timeout, FURTHER_S)):
+                link, address = await network.reach(addresses, device, whom="the member")
+                return await network.own_devices.ask(link, prove=True), device, address
+        except (EchoError, TimeoutError) as error:
+            log.info("a device was not found", extra={"device": device.hex(), "why": str(error)})
+            return None
+
+    async def ask_all() -> list[tuple[Parties, DeviceKey, str] | None]:
+        return await asyncio.gather(*(ask(*each) for each in list(told.items())[-FURTHER_MAX:]))
+
+    found = [each for each in network.call(ask_all(), timeout_s=None) if each is not None]
+    for _, device, address in found:
+        network.inviting.remember(device, [address])
+    return [answer for answer, _, _ in found]
 
 
 def _source(source: str) -> tuple[tuple[str, ...], DeviceKey | None]:

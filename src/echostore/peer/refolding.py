@@ -46,6 +46,7 @@ def refold_moved(processor: "PartyProcessor", before: Admission, after: Admissio
         below = processor.base_length(feed)
         for first, end in _differences(old.intervals if old else (), new.intervals if new else (), cursor.length):
             start = max(first, below)  # what the base holds counts for good
+            processor.before_refold()  # own blocks may be among them, of a child party that was not flushed
             for seq in range(start, end):
                 items.update(operation.item for operation in processor.operations_at(feed, seq))
             _renew_block_rejects(processor, feed, start, end)

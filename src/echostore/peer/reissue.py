@@ -17,7 +17,7 @@ message that does so has a higher one. So the feed itself says what was done, af
 belongs to it changes. Deletes, moves and marks are not issued again.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from echostore.kernel.errors import Refused, TooLarge
@@ -63,6 +63,21 @@ class Reissues:
                 generation += 1
             self._generations[record.item] = generation
         return generation
+
+    def feed_changed(self) -> None:
+        """This device writes to another feed from now on: there its generations begin anew."""
+        self._generations.clear()
+
+    def again(self, record: ItemRecord, lost: list[Any], content: Callable[[str], str]) -> bool:
+        """Write again what own updates of a feed that was retired inserted; whether anything was to be written.
+
+        `content` makes each piece what it is on the new feed.
+        """
+        written = False
+        for generation in sorted({operation.generation for operation in lost}):
+            ours = [operation for operation in lost if operation.generation == generation]
+            written |= self._issue_again(record, ours, content)
+        return written
 
     def look(self) -> None:
         """Issue again what was refused since the last look. Does nothing while a batch is open or writing is over."""
@@ -123,25 +138,28 @@ class Reissues:
                     found.append(_Written(operation.body, reject.reason if reject else None))
         return found
 
-    def _issue_again(self, record: ItemRecord, lost: list[Any]) -> None:
+    def _issue_again(
+        self, record: ItemRecord, lost: list[Any], content: Callable[[str], str] = lambda piece: piece
+    ) -> bool:
         writer = lost[-1].update[-1].writer
         seen, deleted = self._with_excluded(record, writer)
         if not seen.holds(lost[-1].update):
-            return  # it was refused for more than what is excluded: there is no text in which it stood
+            return False  # it was refused for more than what is excluded: there is no text in which it stood
         last = (writer, lost[-1].update[-1].counter_end - 1)
         mine = seen.identities(inserted_atoms(lost))
         stood = [piece for piece in seen.pieces(last) if piece.atom not in deleted]
         places = places_again(stood, [piece.identity for piece in record.model.pieces()], mine)
         if not places:
-            return
+            return False
         try:
             with self._runtime.batch():
                 self._runtime.edit(record)
                 for index, contents in places:
-                    record.model.put(index, contents)
+                    record.model.put(index, [content(piece) for piece in contents])
             self._runtime.flush_blocks()
         except (Refused, TooLarge):
-            return  # it stays listed as refused, and the next look tries again
+            return False  # it stays listed as refused, and the next look tries again
+        return True
 
     def _with_excluded(self, record: ItemRecord, writer: int) -> tuple[Any, set[Atom]]:
         """The item with all that is held of it, excluded or not; and which atoms of a writer were deleted by others

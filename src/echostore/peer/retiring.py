@@ -4,16 +4,22 @@
               that it no longer holds up what epochs may discard
     device    finds its feed retired: it opens a new one and writes again what the old one has beyond its end
 
-Ages are by the writers' clocks and the admin's own: retiring is an admin's act, not part of a fold. Texts and lists are
-not written again; what stays behind is listed by `party.rejected()` with the reason `retired`.
+Ages are by the writers' clocks and the admin's own: retiring is an admin's act, not part of a fold. Of texts and lists
+what was inserted is written again, beside what it stood beside; deletes, moves and marks are not. What stays behind is
+listed by `party.rejected()` with the reason `retired`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from echostore.kernel.errors import Refused
-from echostore.kernel.ids import FeedId, FeedKey, ItemId, feed_id
+from echostore.kernel.errors import Refused, TooLarge
+from echostore.kernel.ids import FeedId, FeedKey, ItemId, Stamp, feed_id, item_text
 from echostore.kernel.items.operations import CUSTOM, GENESIS, METADATA, PLACEMENT, ItemOperation
+from echostore.kernel.items.record import ItemRecord
+from echostore.kernel.models._elements import element_text, element_value
+from echostore.kernel.models._shared_sequence import SharedSequence
+from echostore.kernel.models.growable_array import GrowableArray
 from echostore.kernel.models.property_set import Add, Increment, PropertySet, Set
 from echostore.kernel.models.threaded_log import OwnPost, Post, PostId, Retention, ThreadedLog
 from echostore.kernel.order import CONTROL, DATA, Envelope
@@ -46,20 +52,22 @@ def retire_silent(party: "Party") -> list[FeedKey]:
     with party.writing() as runtime:
         machine = runtime.processor.membership.machine
         silence_ms = 1000 * machine.epoch_policy.silence_s
-        identity = party.peer.opener.identity_in(party)
+        parent = runtime.processor.parent
+        owner = party if parent is None else party.peer.party(parent.party)
+        identity = party.peer.opener.identity_in(owner)
         mine = next((member.role for member in machine.members if member.identity == identity), None)
-        if not silence_ms or mine is None or mine < Role.ADMIN or runtime.processor.parent is not None:
+        if not silence_ms or mine is None or mine < Role.ADMIN:
             return []
         silent = [
             admitted
             for admitted in runtime.processor.admission.feeds
             if _open_writer(admitted)
             and not _own(runtime, admitted.feed)
-            and _last_ms(runtime, admitted) < runtime.now_ms() - silence_ms
+            and _last_ms(runtime, owner.runtime, admitted) < runtime.now_ms() - silence_ms
         ]
         for admitted in silent:
             cursor = runtime.processor.orderer.cursors.get(feed_id(admitted.feed))
-            party.members.issue_claim(FeedRetire(admitted.feed, cursor.length if cursor is not None else 0))
+            owner.members.issue_claim(FeedRetire(admitted.feed, cursor.length if cursor is not None else 0))
         return [admitted.feed for admitted in silent]
 
 
@@ -72,13 +80,16 @@ def _own(runtime: "PartyRuntime", feed: FeedKey) -> bool:
     return runtime.feeds.has_feed(feed) and runtime.feeds.feed(feed).own
 
 
-def _last_ms(runtime: "PartyRuntime", admitted: "FeedAdmission") -> int:
-    """The last sign of life of a feed's device: its data, or its control feed. Without any, the party's own age."""
+def _last_ms(runtime: "PartyRuntime", owner: "PartyRuntime", admitted: "FeedAdmission") -> int:
+    """The last sign of life of a feed's device: its data, or its control feed. Without any, the party's own age.
+
+    The control feeds of a child party are those of its parent, the `owner`.
+    """
     genesis = runtime.processor.membership.machine.genesis
-    last = genesis.created_ms if genesis is not None else 0
-    for other in runtime.processor.admission.feeds:
-        if other.feed == admitted.feed or (other.kind is FeedKind.CONTROL and other.device == admitted.device):
-            last = max(last, _written_ms(runtime, other.feed, CONTROL if other.kind is FeedKind.CONTROL else DATA))
+    last = max(genesis.created_ms if genesis is not None else 0, _written_ms(runtime, admitted.feed, DATA))
+    for other in owner.processor.admission.feeds:
+        if other.kind is FeedKind.CONTROL and other.device == admitted.device:
+            last = max(last, _written_ms(owner, other.feed, CONTROL))
     return last
 
 
@@ -101,7 +112,7 @@ def rebase_retired(party: "Party") -> Rebased | None:
     with party.writing() as runtime:
         own = runtime.data
         record = runtime.processor.admission.by_id.get(own.feed) if own is not None else None
-        if own is None or record is None or record.end_reason is not Reason.RETIRED or runtime.processor.parent:
+        if own is None or record is None or record.end_reason is not Reason.RETIRED:
             return None
         runtime.flush()
         end = max((interval.end or 0 for interval in record.intervals), default=0)
@@ -111,6 +122,7 @@ def rebase_retired(party: "Party") -> Rebased | None:
             for seq in range(max(end, held.base), own.cursor.length)
         ]
         party.peer.opener.open_data_feed(party)
+        runtime.reissues.feed_changed()
         return _Rebase(runtime, own.feed).write(kept)
 
 
@@ -121,6 +133,8 @@ class _Rebase:
         self._runtime, self._old = runtime, old
         self._items: dict[ItemId, ItemId] = {}
         self._posts: dict[tuple[int, int], OwnPost] = {}
+        self._updates: dict[ItemId, list[tuple[Any, Stamp]]] = {}
+        """Of texts and lists, by the ids that they had on the old feed."""
         self._done = self._left = self._messages = 0
 
     def write(self, kept: list[tuple[int, list[ItemOperation]]]) -> Rebased:
@@ -130,11 +144,18 @@ class _Rebase:
                 for position, operation in enumerate(operations):
                     self._again(operation, seq, position)
             self._messages += self._done > written
+        for item, updates in self._updates.items():
+            self._inserted_again(item, updates)
         self._runtime.flush()
         return Rebased(self._messages, self._done, self._left)
 
     def _again(self, operation: ItemOperation, seq: int, position: int) -> None:
         item = self._items.get(operation.item, operation.item)
+        record = self._runtime.state.record(item)
+        if record is not None and isinstance(record.model, SharedSequence) and operation.field == record.model.name:
+            stamp = Stamp(seq + 1, self._old, seq, position)  # of one writer alone: its own order will do
+            self._updates.setdefault(operation.item, []).append((operation.body, stamp))
+            return
         made = self._made(operation, item)
         if made is None:
             self._left += 1
@@ -150,6 +171,37 @@ class _Rebase:
         self._done += 1
         if isinstance(operation.body, Post):
             self._posts[seq, position] = place
+
+    def _inserted_again(self, item: ItemId, updates: list[tuple[Any, Stamp]]) -> None:
+        """What this device inserted in a text or list, in one message."""
+        record = self._runtime.state.record(self._items.get(item, item))
+        assert record is not None, item_text(item)
+        if item not in self._items:
+            written = self._runtime.reissues.again(record, [update for update, _ in updates], self._piece(record))
+        else:
+            # It was made on the old feed: all that is in it is this device's own.
+            seen = type(record.model)(item)
+            seen.apply_many([(update, stamp, 0) for update, stamp in updates])
+            pieces = [self._piece(record)(piece.text) for piece in seen.pieces()]
+            written = bool(pieces) and self._put(record, pieces)
+        self._messages += written
+        self._done += len(updates) if written else 0
+        self._left += 0 if written else len(updates)
+
+    def _put(self, record: ItemRecord, pieces: list[str]) -> bool:
+        try:
+            with self._runtime.batch():
+                self._runtime.edit(record)
+                record.model.put(0, pieces)
+        except (Refused, TooLarge):
+            return False
+        return True
+
+    def _piece(self, record: ItemRecord) -> Callable[[str], str]:
+        """What a character or an element is on the new feed: elements may name items that were made anew."""
+        if not isinstance(record.model, GrowableArray):
+            return lambda piece: piece
+        return lambda piece: element_text(self._value(element_value(piece)))
 
     def _made(self, operation: ItemOperation, item: ItemId) -> ItemOperation | None:
         """The same operation on the new feed; None where there is none."""

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from echostore.kernel.errors import Closed, EchoError, Refused, TooLarge
-from echostore.kernel.ids import FeedId, FeedKey, ItemId, PartyKey, Stamp, created_item_id
+from echostore.kernel.ids import DeviceKey, FeedId, FeedKey, ItemId, PartyKey, Stamp, created_item_id
 from echostore.kernel.items.operations import ItemOperation, WriterRole
 from echostore.kernel.items.record import ItemRecord
 from echostore.kernel.limits import OPERATIONS_MAX
@@ -31,10 +31,11 @@ from echostore.peer.pen import EDITS_MAX, OPEN_BYTES_MAX, Pen
 from echostore.peer.processor import PartyProcessor
 from echostore.peer.reissue import Reissues
 from echostore.peer.source import PartySource
+from echostore.peer.status import REMOVED, REVOKED, standing_of
 from echostore.peer.undo_images import PROPERTY_FIELDS, UndoImages, layers_of
 from echostore.peer.writer import OwnFeed
 from echostore.store.blob_store import BlobStore
-from echostore.store.feed_store import FeedStore
+from echostore.store.feed_store import Append, FeedStore
 from echostore.store.item_store import Checkpoint, ItemStore
 from echostore.wire.generated import credential_pb2
 from echostore.wire.messages import decode_envelope, encode_operation
@@ -86,7 +87,13 @@ class PartyRuntime:
         self.schema_count = 0
         self.on_write: Callable[[], None] = lambda: None
         """Told after every write, so that a flush is due."""
+        self.device: DeviceKey | None = None
+        """Whose feeds the own ones are."""
         self.on_durable: list[Callable[[FeedKey, int], None]] = []
+        self.on_written: list[Callable[[Append], None]] = []
+        """Told of own blocks first, with the blocks: somebody may wait for them."""
+        self.append_notes: dict[str, bytes] = {}
+        """What the next append of own blocks keeps beside them, in the same durable commit."""
         self._batch: _Batch | None = None
         self._applied_saved = 0
         processor.before_refold = self.flush_blocks
@@ -127,6 +134,12 @@ class PartyRuntime:
         role = record.role_at(self.data.cursor.length) if record else None
         if record is None or role is None or role is Role.READER:
             reason = self.processor.admission.why_excluded(feed, self.data.cursor.length) or Reason.UNADMITTED
+            gone = standing_of(self)
+            if gone in (REMOVED, REVOKED):
+                raise Refused(
+                    f"this device may not write to the party: {gone} ({reason})",
+                    next_step="What was written before stays readable here; `echostore party why` says who did it.",
+                )
             raise Refused(
                 f"this device may not write to the party ({reason})", next_step="Ask an admin for the role of editor."
             )
@@ -377,11 +390,15 @@ class PartyRuntime:
         if self.failure is not None:
             raise self.failure
         try:
-            self.feeds.append_many(appends)
+            self.feeds.append_many(appends, self.append_notes)
         except EchoError as error:
             # The state is ahead of the disk now. Nothing more is taken until the party is opened again.
             self.failure = error
             raise
+        self.append_notes = {}
+        for append in appends:
+            for handed in self.on_written:
+                handed(append)
         for own in feeds:
             own.appended()
         for append in appends:

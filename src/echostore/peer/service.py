@@ -5,6 +5,7 @@
       LocalServer    commands and programs of this machine, over the home's socket
       Pinner         with `bot`: the content of files, for members that hold little
       ServiceHttp    with `metrics`: /metrics and /healthz on the loopback (service_http.py)
+      ThinService    with `thin`: browsers and other thin clients, over WebSocket (coherence_service.py)
 
 `echostore serve` is this with signals and a log.
 """
@@ -49,6 +50,7 @@ class Service:
         bot: bool = False,
         metrics: str | None = None,
         lan: bool = False,
+        thin: str | None = None,
     ) -> None:
         self.peer = peer
         self.pinner: Pinner | None = None
@@ -71,6 +73,7 @@ class Service:
             if bot:
                 self.pinner = Pinner(peer)
                 stack.callback(self.pinner.close)
+            self.thin_url = None if thin is None else peer.serve_thin(thin)
             for address in connect:
                 peer.network.keep_connecting(address)
             for device, addresses in remembered_addresses(peer).items():

@@ -10,9 +10,9 @@ from echostore.kernel.items.record import ItemRecord
 from echostore.kernel.items.tree import Tree
 from echostore.kernel.snapshot import ModelVersion, StateRoot, TimeframeEntry, TreeTop
 from echostore.kernel.timeframe import Position, Timeframe
-from echostore.peer.base_epoch import base_mark
 from echostore.peer.checkpoints import record_of
 from echostore.store.item_store import NodeChanges, TreeRow
+from echostore.wire.base_epoch import base_mark
 from echostore.wire.cids import PROTOBUF, cid_from_text, cid_of, cid_text
 from echostore.wire.generated import snapshot_pb2 as pb
 from echostore.wire.items import decode_moves, decode_record, encode_moves, encode_record

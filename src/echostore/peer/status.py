@@ -9,6 +9,7 @@ from echostore.peer.elsewhere import HeldElsewhere
 if TYPE_CHECKING:
     from echostore.peer.party import Party
     from echostore.peer.processor import PartyProcessor
+    from echostore.peer.runtime import PartyRuntime
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,26 @@ class PartyStatus:
     unshared: int
     writable: bool
     failure: str
+    standing: str
+    """What this device is in the party: its member's role, or why it is in it no more. Empty: not admitted yet."""
+
+
+REMOVED = "the member was removed"
+REVOKED = "the device was revoked"
+
+
+def standing_of(runtime: "PartyRuntime") -> str:
+    """The role of this device's member, REMOVED or REVOKED; empty when the device is not admitted yet."""
+    machine = runtime.processor.membership.machine
+    entries = [each for each in machine.devices if each.device == runtime.device]
+    if not entries:
+        return ""
+    roles = {member.identity: member.role for member in machine.members}
+    held = [roles.get(each.identity) for each in entries if not each.revoked]
+    role = max((role for role in held if role is not None), default=None)
+    if role is not None:
+        return role.label
+    return REMOVED if held else REVOKED
 
 
 def party_status(party: "Party") -> PartyStatus:
@@ -97,6 +118,7 @@ def party_status(party: "Party") -> PartyStatus:
             unshared=unshared,
             writable=runtime.writable,
             failure=str(runtime.failure or ""),
+            standing=standing_of(runtime),
         )
 
 

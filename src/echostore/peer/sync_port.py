@@ -4,7 +4,8 @@ Everything read here is durable: it comes from the FeedStore. A control feed tha
 while it is short, because its first message may be its own admission (a restored device); a data feed is not.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,10 @@ from echostore.kernel.feed import Head
 from echostore.kernel.ids import FeedId, FeedKey, Link, feed_id
 from echostore.kernel.order import CONTROL
 from echostore.kernel.reasons import Reason
-from echostore.kernel.sync.frames import FeedTip, Tip
+from echostore.kernel.sync.frames import Blocks, FeedTip, Tip
 from echostore.kernel.sync.port import Rejection
-from echostore.store.feed_store import Ingested
+from echostore.kernel.sync.serving import PUSH_BYTES_MAX
+from echostore.store.feed_store import Append, Ingested
 from echostore.wire.signing import verify
 
 if TYPE_CHECKING:
@@ -34,7 +36,11 @@ class PartySyncPort:
     def __init__(self, party: "Party") -> None:
         self._party = party
         self._callbacks: list[Callable[[FeedKey, int], None]] = []
+        self._written_callbacks: list[Callable[[FeedTip, Blocks], None]] = []
+        self._held_back: list[tuple[FeedKey, int]] | None = None
+        """While blocks are shown that are not durable yet: what to tell once they are."""
         self._known: set[FeedKey] = {admitted.feed for admitted in party.runtime.processor.admission.feeds}
+        party.runtime.on_written.append(self._written)
         party.runtime.on_durable.append(self._grew)
         party.runtime.processor.on_admission.append(self._admission_moved)
         party.runtime.processor.on_processed.append(self._processed)
@@ -88,7 +94,11 @@ class PartySyncPort:
             return runtime.feeds.range_ending_at_head(key, start, blocks_max, bytes_max)
 
     def ingest(self, key: FeedKey, kind: str, start: int, payloads: Sequence[bytes], head: Head) -> int | Rejection:
-        """Check and keep a range durably, and process it unless the party is paused."""
+        """Check and keep a range durably, and process it unless the party is paused.
+
+        A short range of data, such as a keystroke, is shown before it is durable: a person waits for it. Nobody is told
+        that it is held before it is, and nothing that builds on it can be durable earlier.
+        """
         party = self._party
         with party.reading() as runtime:
             if runtime.writable and runtime.open_edits and not runtime.in_batch:
@@ -96,18 +106,27 @@ class PartySyncPort:
             refused = self._refuse(key, kind, head)
             if refused is not None:
                 return refused
+            at_once = kind != CONTROL and sum(map(len, payloads)) <= PUSH_BYTES_MAX and not runtime.processor.paused
             try:
                 if not runtime.feeds.has_feed(key):
                     runtime.feeds.add_feed(key, "control" if kind == CONTROL else "data")
-                result = runtime.feeds.ingest(key, start, payloads, head, verify)
+                result = runtime.feeds.ingest(key, start, payloads, head, verify, durable=not at_once)
             except StorageFailed:
                 # A full or failing disk: nothing was kept, and the sender is told to try again later.
                 return Rejection(Reason.WAITING)
+            with self._holding_back():
+                if isinstance(result, Ingested) and result.links:
+                    fresh = list(payloads[len(payloads) - len(result.links) :])
+                    runtime.processor.grown(key, result.start_seq, result.links, fresh)
+                try:
+                    runtime.feeds.sync()
+                except StorageFailed:
+                    # It is shown and may be lost: nobody hears that it is held, and this store takes no more writes.
+                    self._held_back = []
+                    return Rejection(Reason.WAITING)
             if isinstance(result, Ingested):
                 length = runtime.feeds.length(key)
                 if result.links:
-                    fresh = list(payloads[len(payloads) - len(result.links) :])
-                    runtime.processor.grown(key, result.start_seq, result.links, fresh)
                     runtime.checkpoint_if_due()
                     self._grew(key, length)
                 return length
@@ -138,6 +157,37 @@ class PartySyncPort:
                 self._callbacks.remove(callback)
 
         return stop
+
+    def on_written(self, callback: Callable[[FeedTip, Blocks], None]) -> Callable[[], None]:
+        self._written_callbacks.append(callback)
+
+        def stop() -> None:
+            if callback in self._written_callbacks:
+                self._written_callbacks.remove(callback)
+
+        return stop
+
+    def _written(self, append: Append) -> None:
+        """Own blocks, durable now, on their way out without another look at the store."""
+        if self._written_callbacks and self._admitted(append.feed):
+            kind = self._party.runtime.feeds.feed(append.feed).kind
+            tip = FeedTip(append.feed, kind, Tip(append.head.length, append.head.link))
+            written = Blocks(append.feed, append.start_seq, tuple(append.payloads), append.head, more=False)
+            for callback in list(self._written_callbacks):
+                callback(tip, written)
+
+    @contextmanager
+    def _holding_back(self) -> Iterator[None]:
+        """Tell nobody of growth until the end of the block, and nobody at all when it fails."""
+        self._held_back = []
+        try:
+            yield
+        except BaseException:
+            self._held_back = None
+            raise
+        held_back, self._held_back = self._held_back, None
+        for key, length in held_back or ():
+            self._grew(key, length)
 
     def _admission_moved(self) -> None:
         """Feeds that have just been admitted are news to the other side as well."""
@@ -170,6 +220,9 @@ class PartySyncPort:
                     self._grew(key, feeds.length(key))
 
     def _grew(self, key: FeedKey, length: int) -> None:
+        if self._held_back is not None:
+            self._held_back.append((key, length))
+            return
         for callback in list(self._callbacks):
             callback(key, length)
 

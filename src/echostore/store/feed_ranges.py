@@ -7,10 +7,12 @@ Range  -> Ingested | Rejection       blocks of someone else, judged by the store
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from echostore.kernel.errors import TooLarge, UsageError
 from echostore.kernel.feed import ForkProof, Head
 from echostore.kernel.ids import FeedKey, Link
 from echostore.kernel.reasons import Reason
 from echostore.store.feed_tables import FeedKind
+from echostore.wire.links import within_bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +70,17 @@ class Rejection:
     detail: str
     proof: ForkProof | None = None
     head_signed: bool = False
+
+
+def check_append(append: Append, length: int) -> None:
+    """Whether an append follows a feed of that length and is whole; UsageError or TooLarge says why not."""
+    end = append.start_seq + len(append.payloads)
+    if append.start_seq != length or not append.payloads:
+        raise UsageError(f"An append of {len(append.payloads)} at {append.start_seq} to {length} blocks.")
+    if len(append.links) != len(append.payloads) or append.head.length != end:
+        raise UsageError(f"Links or head do not belong to the blocks {append.start_seq} to {end - 1}.")
+    if append.links[-1] != append.head.link:
+        raise UsageError(f"The head at {end} names another link than the last block.")
+    too_large = within_bounds(append.start_seq, append.payloads)
+    if too_large is not None:
+        raise TooLarge(f"An append of {too_large}.", next_step="Write less at once, or put it into a blob.")

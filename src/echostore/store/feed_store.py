@@ -1,7 +1,8 @@
 """FeedStore: the blocks and heads of every feed of one party, durable and checked.
 
 Invariants, which the tests cite:
-    F1  what `append` or `ingest` returned from survives any crash; what they did not is there whole or not at all
+    F1  what `append` or `ingest` returned from survives any crash; what they did not is there whole or not at all. With
+        `durable=False`, `ingest` is done once `sync` returned, or whatever is made durable later: commits keep their order
     F2  a held block lies under a head whose signature was checked (or made) before it was stored
     F3  held blocks of a feed are contiguous from its base; a range with a gap is refused
     F4  a held block never changes: another content at its place is kept as evidence of a fork, beside it
@@ -17,15 +18,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from echostore.kernel.errors import Corrupt, NotFound, Refused, TooLarge, UsageError
+from echostore.kernel.errors import Corrupt, NotFound, Refused, TooLarge
 from echostore.kernel.feed import Block, ForkProof, Head
 from echostore.kernel.ids import KEY_BYTES, NO_LINK, FeedKey, Link, PartyKey
 from echostore.kernel.limits import APPEND_BLOCKS_MAX, APPEND_BYTES_MAX, SEQ_MAX
 from echostore.kernel.reasons import Reason
 from echostore.store import feed_truncation as truncation
+from echostore.store.about_rows import AboutRows
 from echostore.store.feed_audit import FeedVerdict, Progress, audit
-from echostore.store.feed_ranges import Append, HeldFeed, Ingested, Range, Rejection
-from echostore.store.feed_tables import FEED_NO_MAX, KINDS, SCHEMA, FeedKind, FeedRow, block_id, first_id, seal_of
+from echostore.store.feed_ranges import Append, HeldFeed, Ingested, Range, Rejection, check_append
+from echostore.store.feed_tables import FEED_NO_MAX, KINDS, SCHEMA, FeedKind, FeedRow, block_id, first_id
 from echostore.store.feed_truncation import Garbage
 from echostore.store.fork_evidence import EVIDENCE_BYTES_MAX, Branch, ForkEvidence
 from echostore.store.sqlite import Connect, Database, connect_file
@@ -40,6 +42,8 @@ CHUNK_BYTES = 4 * 1024 * 1024
 """What a reader holds at a time. One block may be larger than this; then it is a chunk alone."""
 
 _FEED_COUNT = "feed_count"
+_SYNC_TURN = "sync_turn"
+"""Changes whenever there is nothing else to write and the log has to be synced."""
 _INSERT_BLOCK = "INSERT INTO blocks (id, link, payload) VALUES (?, ?, ?)"
 _INSERT_HEAD = "INSERT INTO heads (feed_no, length, link, signature) VALUES (?, ?, ?, ?)"
 
@@ -60,8 +64,10 @@ class FeedStore:
         self.party = party
         self._db = Database(path, SCHEMA, writable=writable, connect=connect)
         self._evidence = ForkEvidence(self._db)
+        self._about = AboutRows(self._db)
         self._rows: dict[FeedKey, FeedRow] = {}
         self._held: dict[FeedKey, _Held] = {}
+        self._sync_turn = 0
         try:
             self._load_rows()
             found = self.about("party")
@@ -123,35 +129,40 @@ class FeedStore:
         """Store own blocks; durable on return."""
         self.append_many([Append(feed_key, start_seq, payloads, links, head)])
 
-    def append_many(self, appends: Sequence[Append]) -> None:
-        """Store own blocks of several feeds in one durable commit, all or none."""
+    def append_many(self, appends: Sequence[Append], about: Mapping[str, bytes] | None = None) -> None:
+        """Store own blocks of several feeds, and entries of `about`, in one durable commit, all or none."""
         with self._changing():
             for append in appends:
                 held = self._need(append.feed)
-                end = append.start_seq + len(append.payloads)
-                if append.start_seq != held.length or not append.payloads:
-                    raise UsageError(
-                        f"An append of {len(append.payloads)} at {append.start_seq} to {held.length} blocks."
-                    )
-                if len(append.links) != len(append.payloads) or append.head.length != end:
-                    raise UsageError(f"Links or head do not belong to the blocks {append.start_seq} to {end - 1}.")
-                if append.links[-1] != append.head.link:
-                    raise UsageError(f"The head at {end} names another link than the last block.")
-                too_large = feed_links.within_bounds(append.start_seq, append.payloads)
-                if too_large is not None:
-                    raise TooLarge(f"An append of {too_large}.", next_step="Write less at once, or put it into a blob.")
+                check_append(append, held.length)
                 self._extend(held, append.payloads, append.links, append.head)
+            self.set_about(about or {})
 
     def ingest(
-        self, feed_key: FeedKey, start_seq: int, payloads: Sequence[bytes], head: Head, verify: Verify
+        self,
+        feed_key: FeedKey,
+        start_seq: int,
+        payloads: Sequence[bytes],
+        head: Head,
+        verify: Verify,
+        *,
+        durable: bool = True,
     ) -> Ingested | Rejection:
-        """Check a received range and hold what is new of it; durable on return."""
-        return self.ingest_many([Range(feed_key, start_seq, payloads, head)], verify)[0]
+        """Check a received range and hold what is new of it; durable on return, or after `sync`."""
+        with self._changing(durable=durable):
+            return self._ingest(Range(feed_key, start_seq, payloads, head), verify)
 
     def ingest_many(self, ranges: Sequence[Range], verify: Verify) -> list[Ingested | Rejection]:
         """Several ranges in one commit. Each is judged by itself; one that is rejected stops no other."""
         with self._changing():
             return [self._ingest(received, verify) for received in ranges]
+
+    def sync(self) -> None:
+        """Make durable what `ingest` has left in the log; nothing when something later was made durable since."""
+        if self._db.unsynced:
+            # A commit of one row: SQLite writes and syncs the log at a change only.
+            self._sync_turn ^= 1
+            self.set_about({_SYNC_TURN: bytes([self._sync_turn])})
 
     def quarantine_from(self, feed_key: FeedKey, seq: int) -> int:
         """Drop the damaged end of a feed, so that it is fetched again; returns the new length.
@@ -163,17 +174,7 @@ class FeedStore:
             row = self._row(feed_key)
             if row is None:
                 raise NotFound(f"Feed {feed_key.hex()} is not in this store.")
-            if row.own:
-                raise Refused(
-                    f"Feed {feed_key.hex()} is this device's own: blocks that others may have are never dropped from it.",
-                    next_step="Restore the home from a backup, or let this device write a new feed.",
-                )
-            found = self._db.row("SELECT max(length) FROM heads WHERE feed_no = ? AND length <= ?", (row.no, seq))
-            length = max(row.base, (found[0] if found else None) or 0)
-            self._db.execute("DELETE FROM heads WHERE feed_no = ? AND length > ?", (row.no, length))
-            self._db.execute(
-                "DELETE FROM blocks WHERE id >= ? AND id < ?", (block_id(row.no, length), first_id(row.no + 1))
-            )
+            length = truncation.drop_end(self._db, row, seq)
             self._held.pop(feed_key, None)
         return length
 
@@ -197,7 +198,7 @@ class FeedStore:
                 truncation.save_beginning(self._db, row)
                 self._rows[key] = row
                 self._held.pop(key, None)
-            self.set_about(dict(about or {}))
+            self.set_about(about or {})
 
     def garbage(self, cuts: Mapping[FeedKey, int] | None = None) -> Garbage:
         """What lies below the feeds' beginnings, or would with later ones."""
@@ -366,20 +367,15 @@ class FeedStore:
 
     def about(self, name: str) -> bytes | None:
         """What the file says of its party; see MetaStore.rebuild for the names in use."""
-        row = self._db.row("SELECT value, seal FROM about WHERE name = ?", (name,))
-        if row is None:
-            return None
-        value, seal = row
-        if isinstance(value, bytes) and seal_of(name.encode(), value) == seal:
-            return value
-        raise Corrupt(f"The entry {name!r} of {self._db.path} is damaged.")
+        return self._about.get(name)
 
-    def set_about(self, entries: dict[str, bytes]) -> None:
+    def about_under(self, prefix: str) -> dict[str, bytes]:
+        """All entries whose names begin so."""
+        return self._about.under(prefix)
+
+    def set_about(self, entries: Mapping[str, bytes]) -> None:
         with self._changing():
-            for name, value in entries.items():
-                self._db.execute(
-                    "INSERT OR REPLACE INTO about VALUES (?, ?, ?)", (name, value, seal_of(name.encode(), value))
-                )
+            self._about.put(entries)
 
     @property
     def failure(self) -> str | None:
@@ -405,10 +401,10 @@ class FeedStore:
     # -- inside --------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _changing(self) -> Iterator[None]:
+    def _changing(self, *, durable: bool = True) -> Iterator[None]:
         """A transaction after whose failure memory is forgotten: what is true then is on disk alone."""
         try:
-            with self._db.transaction():
+            with self._db.transaction(durable=durable):
                 yield
         except BaseException:
             self._held.clear()

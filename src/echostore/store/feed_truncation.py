@@ -11,6 +11,7 @@ and the next run goes on deleting it. Used by `FeedStore` alone, inside its tran
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from echostore.kernel.errors import Refused
 from echostore.kernel.ids import FeedKey
 from echostore.store.feed_tables import FeedRow, block_id, first_id
 from echostore.store.sqlite import Database
@@ -31,6 +32,20 @@ def save_beginning(db: Database, row: FeedRow) -> None:
     """Let a feed begin at `row.base`."""
     no, _, _, _, base, base_link, seal = row.sealed()
     db.execute("UPDATE feeds SET base = ?, base_link = ?, seal = ? WHERE no = ?", (base, base_link, seal, no))
+
+
+def drop_end(db: Database, row: FeedRow, seq: int) -> int:
+    """Blocks of a feed from the last head at or below `seq` on; returns the length that stays."""
+    if row.own:
+        raise Refused(
+            f"Feed {row.key.hex()} is this device's own: blocks that others may have are never dropped from it.",
+            next_step="Restore the home from a backup, or let this device write a new feed.",
+        )
+    found = db.row("SELECT max(length) FROM heads WHERE feed_no = ? AND length <= ?", (row.no, seq))
+    length = max(row.base, (found[0] if found else None) or 0)
+    db.execute("DELETE FROM heads WHERE feed_no = ? AND length > ?", (row.no, length))
+    db.execute("DELETE FROM blocks WHERE id >= ? AND id < ?", (block_id(row.no, length), first_id(row.no + 1)))
+    return length
 
 
 def drop_all(db: Database, row: FeedRow) -> None:

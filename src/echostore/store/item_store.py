@@ -479,6 +479,14 @@ class ItemStore:
         row = self.database.row("SELECT path, cid, count, seal FROM nodes WHERE path = ?", (path,))
         return TreeTop(Cid(self._checked(row)[1]), row[2]) if row else None
 
+    def branches(self, path: str) -> list[tuple[str, TreeTop]]:
+        """The nodes right below one, by nibble, in one look."""
+        below = [path + nibble for nibble in NIBBLES]
+        marks = ",".join("?" * len(below))
+        rows = self.database.rows(f"SELECT path, cid, count, seal FROM nodes WHERE path IN ({marks})", below)
+        found = {row[0]: TreeTop(Cid(self._checked(row)[1]), row[2]) for row in rows}
+        return [(each[-1], found[each]) for each in below if each in found]
+
     def _ids(self, sql: str, parameters: Sequence[object] = ()) -> list[ItemId]:
         found = [row[0] for row in self.database.rows(sql, parameters)]
         if not all(isinstance(item, bytes) for item in found):
@@ -491,16 +499,21 @@ class NodeChanges:
 
     def __init__(self, store: ItemStore) -> None:
         self._store = store
+        self._seen: dict[str, TreeTop | None] = {}
+        """As they are in the store: a node is mostly asked for right after its parent's branches."""
         self.kept: dict[str, TreeTop] = {}
         self.forgotten: list[str] = []
 
     def node(self, path: str) -> TreeTop | None:
-        return self._store.node(path)
+        if path not in self._seen:
+            self._seen[path] = self._store.node(path)
+        return self._seen[path]
 
     def branches(self, path: str) -> list[tuple[str, TreeTop]]:
-        looked_up = ((nibble, self._store.node(path + nibble)) for nibble in NIBBLES)
-        found = [(nibble, top) for nibble, top in looked_up if top is not None]
-        above = self._store.node(path)
+        found = self._store.branches(path)
+        self._seen.update(dict.fromkeys(path + nibble for nibble in NIBBLES))
+        self._seen.update((path + nibble, top) for nibble, top in found)
+        above = self.node(path)
         if above is not None and found and above.count != sum(top.count for _, top in found):
             raise self._store.damage("a node of the snapshot tree is missing")
         return found

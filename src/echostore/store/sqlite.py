@@ -11,6 +11,9 @@ Errors:
     busy                     `Locked`
 
 A reader in another process opens the same file with `writable=False` and sees committed transactions only.
+
+A transaction that need not be durable yet is in the log, in its order, and survives the end of the process; `sync`, or
+the next transaction that is durable, makes it survive the end of the machine as well.
 """
 
 import os
@@ -125,6 +128,7 @@ class Database:
         self.on_corrupt: Callable[[Corrupt], Corrupt] = lambda found: found
         """What an owner has to say about damage that SQLite finds once the file is open."""
         self._lock = threading.RLock()
+        self._unsynced = False
         self._connection: Connection | None = None
         try:
             self._connection = connect(path, writable)
@@ -140,22 +144,36 @@ class Database:
             raise
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """All of it durable when the block ends, or none of it. May be nested; the outermost one counts."""
+    def transaction(self, *, durable: bool = True) -> Iterator[None]:
+        """All of it durable when the block ends, or none of it. May be nested; the outermost one counts.
+
+        With `durable=False` it is in the log when the block ends, and durable after `sync`.
+        """
         with self._lock:
             connection = self._writer()
             if connection.in_transaction:
                 yield
                 return
             try:
+                if not durable:
+                    connection.execute("PRAGMA synchronous = NORMAL").fetchall()
                 connection.execute("BEGIN IMMEDIATE")
                 yield
                 connection.execute("COMMIT")
+                self._unsynced = not durable
             except BaseException as error:
                 self._roll_back(connection)
                 if isinstance(error, sqlite3.Error | UnicodeDecodeError):
                     raise self._typed(error) from error
                 raise
+            finally:
+                if not durable:
+                    self._sync_again(connection)
+
+    @property
+    def unsynced(self) -> bool:
+        """Whether something is in the log that the end of the machine would take."""
+        return self._unsynced
 
     def execute(self, sql: str, parameters: Parameters = ()) -> None:
         """Run one writing statement inside a transaction."""
@@ -290,6 +308,12 @@ class Database:
                 next_step="Repair the disk, then open the store again; reading goes on.",
             )
         return connection
+
+    def _sync_again(self, connection: Connection) -> None:
+        try:
+            connection.execute("PRAGMA synchronous = FULL").fetchall()
+        except sqlite3.Error as error:
+            self.failure = f"could not return to durable writes: {error}"
 
     def _roll_back(self, connection: Connection) -> None:
         try:

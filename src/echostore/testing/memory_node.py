@@ -19,7 +19,7 @@ from echostore.kernel.feed import Head
 from echostore.kernel.ids import NO_LINK, FeedKey, Link, PartyKey
 from echostore.kernel.order import CONTROL, DATA
 from echostore.kernel.reasons import Reason
-from echostore.kernel.sync.frames import FeedTip, Tip
+from echostore.kernel.sync.frames import Blocks, FeedTip, Tip
 from echostore.kernel.sync.port import Rejection
 from echostore.wire import links
 
@@ -162,6 +162,9 @@ class MemoryNode:
         self._known: dict[FeedKey, str] = {}
         self._listeners: dict[int, Callable[[FeedKey, int], None]] = {}
         self._next_listener = 0
+
+    def on_written(self, callback: Callable[[FeedTip, Blocks], None]) -> Callable[[], None]:
+        return lambda: None  # its writes are told by `on_grow` alone: that way has to work too
 
     def port(self) -> "MemoryNode":
         return self

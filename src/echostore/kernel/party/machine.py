@@ -16,10 +16,11 @@ verified. It knows no clock: invitations do not expire here.
 
 from dataclasses import dataclass
 
-from echostore.kernel.ids import FeedId, FeedKey, IdentityKey, PartyKey, feed_id
+from echostore.kernel.ids import DeviceKey, FeedId, FeedKey, IdentityKey, PartyKey, feed_id
 from echostore.kernel.party import explain, roster
 from echostore.kernel.party.admission import Admission, FeedAdmission, build
 from echostore.kernel.party.credentials import ControlMessage, ModelPublish, PartyGenesis
+from echostore.kernel.party.departure import departure
 from echostore.kernel.party.epoch_chain import Tally
 from echostore.kernel.party.epoch_policy import EpochPolicy
 from echostore.kernel.party.ledger import EVERYTHING, Event, Ledger
@@ -241,6 +242,10 @@ class PartyMachine:
         """The credentials that concern a member, group, device or feed, and what the valid ones rest on."""
         self._settle()
         return explain.why(self._verdicts, key)
+
+    def departure(self, device: DeviceKey) -> dict[FeedId, int]:
+        """How much of each control feed proves that a device was removed; empty when nothing says so."""
+        return departure(self._ledger(), device)
 
     def named(self) -> set[bytes]:
         """The keys that `why` has something to say of."""

@@ -27,7 +27,7 @@ from echostore.kernel.sync.events import (
     Started,
     Tick,
 )
-from echostore.kernel.sync.frames import Frame
+from echostore.kernel.sync.frames import Blocks, FeedTip, Frame
 from echostore.kernel.sync.port import SyncPort, answer
 from echostore.kernel.sync.session import Session
 
@@ -49,7 +49,7 @@ class Endpoint:
         self._port, self._send, self._clock, self._tell, self._defer = port, send, clock, tell, defer
         self._events: deque[Event] = deque()
         self._running = False
-        self._stop_listening: Callable[[], None] | None = None
+        self._stop_listening: list[Callable[[], None]] = []
 
     @property
     def closed(self) -> bool:
@@ -57,7 +57,7 @@ class Endpoint:
 
     def start(self) -> None:
         """Say hello. Growth of the port is heard from here on."""
-        self._stop_listening = self._port.on_grow(self._grown)
+        self._stop_listening = [self._port.on_written(self._written), self._port.on_grow(self._grown)]
         feeds = tuple(self._port.feeds())
         processed = tuple((tip.feed, self._port.processed_length(tip.feed)) for tip in feeds if not tip.branch)
         self.post(Started(feeds, tuple(self._port.fork_proofs()), processed))
@@ -77,9 +77,8 @@ class Endpoint:
     def stop(self) -> None:
         """The connection is gone: nothing is sent or asked for any more."""
         self.session.closed = True
-        if self._stop_listening is not None:
-            self._stop_listening()
-            self._stop_listening = None
+        while self._stop_listening:
+            self._stop_listening.pop()()
 
     def post(self, event: Event) -> None:
         """Hand the session an event, and its effects to whom they concern, until nothing follows."""
@@ -103,6 +102,14 @@ class Endpoint:
             self._tell(effect)
             if isinstance(effect, Close):
                 self.stop()
+
+    def _written(self, tip: FeedTip, written: Blocks) -> None:
+        """Somebody waits for what was just written: it goes out without a look at the store."""
+        self._defer(lambda: self._push(LocalHead(tip, own=True, written=written)))
+
+    def _push(self, news: LocalHead) -> None:
+        if not self.closed:
+            self.post(news)
 
     def _grown(self, feed: FeedKey, length: int) -> None:
         self._defer(lambda: self._tell_growth(feed))

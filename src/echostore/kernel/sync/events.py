@@ -16,7 +16,7 @@ from enum import StrEnum
 from echostore.kernel.feed import Head
 from echostore.kernel.ids import FeedKey, Link
 from echostore.kernel.reasons import Reason
-from echostore.kernel.sync.frames import FeedTip, Frame, RefusalReason, Tip
+from echostore.kernel.sync.frames import Blocks, FeedTip, Frame, RefusalReason, Tip
 
 # What happens to a session.
 
@@ -47,10 +47,12 @@ class Malformed:
 
 @dataclass(frozen=True, slots=True)
 class LocalHead:
-    """Our store holds a feed up to a new tip, wherever the blocks came from. The feed is admitted. `own`: we wrote them."""
+    """Our store holds a feed up to a new tip, wherever the blocks came from. The feed is admitted. `own`: we wrote them;
+    `written` is then the last range, where it is at hand."""
 
     feed: FeedTip
     own: bool = False
+    written: Blocks | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from echostore.kernel.sync.events import (
     RangeRead,
     Read,
 )
-from echostore.kernel.sync.frames import FeedTip, RefusalReason, Tip
+from echostore.kernel.sync.frames import Blocks, FeedTip, RefusalReason, Tip
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,11 @@ class SyncPort(Protocol):
     def on_grow(self, callback: Callable[[FeedKey, int], None]) -> Callable[[], None]:
         """Call back after a feed grew, was admitted, got a branch or was processed further, from wherever; returns
         how to stop that."""
+        ...
+
+    def on_written(self, callback: Callable[[FeedTip, Blocks], None]) -> Callable[[], None]:
+        """Call back with what this peer wrote itself, once it is durable and before `on_grow` tells of it; returns how
+        to stop that. It may be called from any thread, and needs nothing of the port to be sent."""
         ...
 
 

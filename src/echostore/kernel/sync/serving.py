@@ -72,6 +72,10 @@ class Serving:
         self._serves[track.feed] = Serve(start, track.held.length, PUSH_BYTES_MAX, track.held.link, asked=False)
         return True
 
+    def free(self, track: Track, written: Blocks) -> bool:
+        """Whether a range at hand may go out at once: it is small, and nothing of its feed is on its way."""
+        return track.feed not in self._serves and written.size_bytes <= PUSH_BYTES_MAX
+
     def reads(self) -> Iterator[Read]:
         """Start as many reads as are allowed, in the order of the requests."""
         reading = sum(serve.reading is not None for serve in self._serves.values())

@@ -152,8 +152,8 @@ class Session:
         match event:
             case Received(frame):
                 self._take_frame(frame)
-            case LocalHead(feed, own):
-                self._take_known(feed, own=own)
+            case LocalHead(feed, own, written):
+                self._take_known(feed, own=own, written=written)
             case FeedKnown(feed):
                 self._take_known(feed)
             case Ingested(feed, tip):
@@ -312,15 +312,20 @@ class Session:
         self._review(track)
         return True
 
-    def _push(self, track: Track, before: Tip) -> None:
+    def _push(self, track: Track, before: Tip, written: Blocks | None) -> None:
         """Send what we have just written to a side that has all before it, without waiting to be asked (S13)."""
         if not (self._telling.greeted and self._telling.answered and self._writable):
             return
         if track.goal is not None or track.branches or track.theirs_held > before.length or not before.length:
             return
-        if before.length in (track.theirs_held, track.pushed) and self._serving.push(track, before.length):
-            track.pushed = track.held.length
-            self._telling.expect(track.as_tip(), self._now)
+        if before.length not in (track.theirs_held, track.pushed):
+            return
+        if written is not None and written.start == before.length and self._serving.free(track, written):
+            self._send(written)
+        elif not self._serving.push(track, before.length):
+            return
+        track.pushed = track.held.length
+        self._telling.expect(track.as_tip(), self._now)
 
     def _take_refusal(self, refusal: Refusal) -> None:
         if not self._asking.open_at(refusal.feed, refusal.start):
@@ -342,7 +347,7 @@ class Session:
 
     # Local facts
 
-    def _take_known(self, feed: FeedTip, *, own: bool = False) -> None:
+    def _take_known(self, feed: FeedTip, *, own: bool = False, written: Blocks | None = None) -> None:
         """A feed is admitted, and we hold it up to a tip."""
         track = self._tracks.get(feed.feed)
         if track is None:
@@ -358,7 +363,7 @@ class Session:
                 track.given_up = NO_TIP
                 self._acknowledge(track)
                 if own:
-                    self._push(track, before)
+                    self._push(track, before, written)
         elif feed.tip.link not in track.branches and len(track.branches) < BRANCHES_MAX:
             track.branches[feed.tip.link] = feed.tip
             self._telling.tell(feed)
