@@ -523,6 +523,27 @@ def test_what_was_written_offline_survives_a_restart(tmp_path: Path) -> None:
         assert len(server.kept.applied) == len(set(server.kept.applied))
 
 
+def test_what_was_read_can_be_read_offline_after_a_restart_and_is_not_sent_again(tmp_path: Path) -> None:
+    path, kept = tmp_path / "leaf", Kept()
+    with ThinServer(kept) as server:
+        port = int(server.url.split(":")[2].split("/")[0])
+        cap = capability()
+        with connect(server.url, cap, path=path) as party:
+            for title in ("a", "b"):
+                party.create(type="task", title=title)
+            party.fence("full")
+            party.query(type="task").all()
+    with connect(f"ws://127.0.0.1:{port}/thin", cap, path=path) as party:  # nobody is there
+        assert sorted(each["title"] for each in party.query(type="task").all()) == ["a", "b"]
+        party.create(type="task", title="c")
+        assert len(party.query(type="task").all()) == 3
+        assert party.query(type="other").held() is None
+    with ThinServer(kept, port=port) as server, connect(server.url, cap, path=path) as party:
+        until(lambda: party.connected)
+        party.fence("full")
+        assert sorted(each["title"] for each in party.query(type="task").all()) == ["a", "b", "c"]
+
+
 def test_a_leaf_that_fell_over_neither_repeats_a_batch_nor_an_id(tmp_path: Path) -> None:
     with ThinServer() as server:
         cap, ids = capability(), set()
@@ -533,7 +554,8 @@ def test_a_leaf_that_fell_over_neither_repeats_a_batch_nor_an_id(tmp_path: Path)
             if round_number == 1:
                 party.fence("release")
             party.driver.store._db.close()  # as if the process had died: nothing more is written
-            party.driver.store.save = lambda *args, **named: None  # type: ignore[method-assign]
+            for writing in ("save", "keep_held"):
+                setattr(party.driver.store, writing, lambda *args, **named: None)
             party.close()
         with connect(server.url, cap, path=path) as party:
             party.fence("full")

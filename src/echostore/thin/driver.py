@@ -290,6 +290,7 @@ class Driver:
             try:
                 if self._durable:
                     self.store.save(self.leaf, feed=self.feed)
+                    self.store.keep_held(self.leaf)
             finally:
                 self.store.close()
 

@@ -1,4 +1,5 @@
-"""What a leaf keeps across restarts, in one SQLite file: its key, its name, its ids, its outbox, its messages.
+"""What a leaf keeps across restarts, in one SQLite file: its key, its name, its ids, its outbox, its messages, and at a
+clean end the answers it held.
 
 Order matters: ids and a batch are on disk before the batch is sent, so that a leaf that falls over never issues an id
 twice; a batch leaves the disk when the root's state includes it. One process has the file at a time: a second one would
@@ -14,8 +15,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from echostore.kernel.coherence.cache import Cache
+from echostore.kernel.coherence.holdings import Version
 from echostore.kernel.coherence.leaf import Leaf
-from echostore.kernel.coherence.messages import Arc, FollowsEpoch, LaneItem, PublishOp, SystemId, UserMessage
+from echostore.kernel.coherence.messages import (
+    Arc,
+    FollowsEpoch,
+    IndexValue,
+    LaneItem,
+    PublishOp,
+    Spec,
+    SystemId,
+    UserMessage,
+)
 from echostore.kernel.coherence.outbox import Batch
 from echostore.kernel.coherence.posting import Window
 from echostore.kernel.errors import Corrupt, Locked, StorageFailed
@@ -31,7 +42,11 @@ create table if not exists facts (name text primary key, value text not null) wi
 create table if not exists operations (place integer primary key, frame blob not null);
 create table if not exists messages (stream integer, seq integer, frame blob not null, primary key (stream, seq));
 create table if not exists streams (sender text primary key, mark integer not null, above text not null);
+create table if not exists held (spec blob primary key, first integer, last integer, value blob not null) without rowid;
 """
+
+HELD_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Of answers that are kept; those that were learned last come first."""
 
 
 class LeafStore:
@@ -114,6 +129,7 @@ class LeafStore:
             kept.update({_arc(arc): number for arc, number in json.loads(facts.get(name, "[]"))})
         leaf.sender.seqs.update(dict(json.loads(facts.get("seqs", "[]"))))
         self._restore_batches(leaf)
+        self._restore_held(cache)
         for stream, seq, frame in self._db.execute("select stream, seq, frame from messages"):
             message = decode_frame(frame).message
             if not isinstance(message, UserMessage):
@@ -124,6 +140,27 @@ class LeafStore:
             system, stream = json.loads(text)
             key = (_system(system), stream)
             leaf.receiver.windows[key] = self._windows[key] = Window(mark, frozenset(json.loads(above)))
+
+    def keep_held(self, leaf: Leaf) -> None:
+        """Write the newest value of every index that is held, with its interval: that is true for ever."""
+        holdings, left, rows = leaf.caches[leaf.home].holdings, HELD_BYTES_MAX, []
+        for spec in reversed(list(holdings.specs())):
+            version = holdings.newest(spec)
+            if version is not None and len(version.value) <= left:
+                left -= len(version.value)
+                rows.append((spec, version.min, version.max, version.value))
+        try:
+            with self._db:
+                self._db.execute("delete from held")
+                self._db.executemany("insert into held values (?, ?, ?, ?)", rows)
+        except sqlite3.Error as error:
+            raise StorageFailed(f"{self.path} can't be written: {error}", next_step="Make room.") from error
+
+    def _restore_held(self, cache: Cache) -> None:
+        for spec, first, last, value in self._db.execute("select spec, first, last, value from held"):
+            if not (isinstance(spec, bytes) and isinstance(value, bytes) and 0 <= first <= last):
+                raise ValueError("an answer that is none")
+            cache.holdings.learn(Spec(spec), Version(first, last, IndexValue(value), live=False))
 
     def _restore_batches(self, leaf: Leaf) -> None:
         batches: dict[tuple[Arc, int], list[PublishOp]] = {}
