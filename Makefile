@@ -51,12 +51,15 @@ $(SETUP_STAMP): $(DEPS_STAMP) $(ROOT)/pyproject.toml
 	@$(PY) -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable $(ROOT)
 	@touch $@
 
-browser: ## find Chromium, or install it where apt-get may (the tests of the browser's leaf need it)
-	@if [ -n "$${ECHOSTORE_CHROMIUM:-}" ] || command -v chromium chromium-browser google-chrome google-chrome-stable >/dev/null; then :; \
+browser: ## find Chromium and Node, or install them where apt-get may (the tests of the browser's leaf need them)
+	@missing=; \
+	[ -n "$${ECHOSTORE_CHROMIUM:-}" ] || command -v chromium chromium-browser google-chrome google-chrome-stable >/dev/null || missing="chromium"; \
+	command -v node >/dev/null || missing="$$missing nodejs"; \
+	if [ -z "$$missing" ]; then :; \
 	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
-	  echo "browser: installing Debian's chromium"; \
-	  apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends chromium >/dev/null; \
-	else echo "browser: no Chromium found; install it ('apt install chromium', 'brew install --cask chromium') or name it in ECHOSTORE_CHROMIUM" >&2; fi
+	  echo "browser: installing Debian's" $$missing; \
+	  apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends $$missing >/dev/null; \
+	else echo "browser: missing:" $$missing "; install them (apt, brew), or name a Chromium in ECHOSTORE_CHROMIUM" >&2; fi
 
 test: setup browser ## run the test suite (ARGS="..." goes to pytest)
 	@echo "test: pytest $(PYTEST_PARALLEL) $(ARGS)"

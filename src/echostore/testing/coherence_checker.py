@@ -8,7 +8,6 @@ every version that anybody holds is judged by them:
     C5   an own batch is on top of the state, or in it, never both
     C6   each batch is applied once, in order
     C7   no id names two things
-    C8   what a system below holds live, the system above has a record of
     C9   what is kept is bounded by indexes, links and systems
 
 It reaches into machines under the locks of their hosts; nothing of it is part of the product.
@@ -16,7 +15,6 @@ It reaches into machines under the locks of their hosts; nothing of it is part o
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 from unittest.mock import patch
 
 from echostore.kernel.coherence.cache import ENTRIES_MAX
@@ -116,8 +114,3 @@ class CoherenceChecker:
         for directory in serving.links.values():
             assert len(directory.records) <= RECORDS_MAX
             assert directory.marks <= directory.records.keys(), "C9: marks of indexes that nobody watches"
-
-    def check_inclusion(self, live: Iterable[Spec], above: Any) -> None:
-        """C8: a directory has a record of all that is live below it."""
-        missing = [spec for spec in live if not above.records.get(spec) or not above.records[spec].live]
-        assert not missing, f"C8: {len(missing)} indexes are live below and unknown above"
