@@ -2,8 +2,10 @@
 
 import json
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -214,6 +216,20 @@ def test_nobody_is_let_in_before_the_root_is_known(capability: str) -> None:
         with pytest.raises(Closed, match="1013 not-ready"):
             ThinClient(edge.url, capability).open()
         assert dict(edge.ask(lambda node: node.status().refusals)) == {"not-ready": 1}
+
+
+def test_a_leaf_waits_for_an_edge_that_has_not_reached_its_root(peer: Peer, party: Party, capability: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    with RunningEdge([f"ws://127.0.0.1:{port}/thin"], capability, wait=False) as edge, ThreadPoolExecutor(1) as other:
+        connecting = other.submit(echostore.connect, edge.url, capability, timeout_s=60)
+        until(lambda: dict(edge.ask(lambda node: node.status().refusals)).get("not-ready", 0) > 0)
+        assert not connecting.done()
+        peer.serve_thin(f"127.0.0.1:{port}")
+        with connecting.result(60) as leaf:
+            leaf.create(type="task", n=1)
+            leaf.fence("release")
+        assert party.query(type="task", n=1).count() == 1
 
 
 def test_an_edge_reads_everything(party: Party) -> None:

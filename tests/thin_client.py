@@ -7,6 +7,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from websockets.exceptions import ConnectionClosed
@@ -147,7 +148,8 @@ class ThinClient:
         link = int(self.ok["generation"]) if generation is None else generation
         for part in frames_of(message) if isinstance(message, Update) else [message]:
             self.sent.append(part)
-            self.connection.send(encode_frame(LinkFrame(link, part)))
+            with suppress(ConnectionClosed):  # it may be closed between two frames: `read` tells why
+                self.connection.send(encode_frame(LinkFrame(link, part)))
 
     def until(self, condition: Callable[[], Any], seconds: float = PATIENCE_S) -> Any:
         """Read until something is so. Asks again now and then, as a real leaf does."""

@@ -262,7 +262,7 @@ class ThinServer:
     async def _refuse(self, connection: ServerConnection, refused: OpeningRefused) -> None:
         self.count(refused.reason)
         with contextlib.suppress(ConnectionClosed):  # it did not wait to hear why
-            if refused.code != PROTOCOL:
+            if refused.code in (UNAUTHORISED, NOT_ALLOWED):  # for anything else a later attempt may go better
                 told = {"refused": refused.reason, "detail": refused.detail}
                 await connection.send(msgspec.json.encode(told).decode())
             await connection.close(refused.code, refused.reason)

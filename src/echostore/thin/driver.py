@@ -306,11 +306,12 @@ class Driver:
         elif self._durable and self._matters(event):
             self.store.save(self.leaf, feed=self.feed)
         shown: set[Spec] | None = set() if outbox.batches == before else None
-        for effect in effects:
-            shown = self._carry_out(effect, before, shown)
-        if shown is None or shown or any(isinstance(each, Changed) for each in effects):
-            self._unsaved = True
-            self._tell(None if shown is None else frozenset(shown))
+        with self._teller.quiet:  # what is told can be seen by then
+            for effect in effects:
+                shown = self._carry_out(effect, before, shown)
+            if shown is None or shown or any(isinstance(each, Changed) for each in effects):
+                self._unsaved = True
+                self._tell(None if shown is None else frozenset(shown))
         if self._reads or self._waits:
             self._settle()
 
@@ -410,9 +411,7 @@ class Driver:
             error = gone = Gone(f"the state at tick {at} is forgotten", next_step="Read again, at a newer one.")
             gone.oldest = oldest or 0
         else:
-            error = Refused(
-                f"this index is refused: {reason.value}", next_step="Ask for less, or for another capability."
-            )
+            error = Refused(f"this index is refused: {reason.value}", next_step="Ask for less, or with other rights.")
             if spec in self._watched:
                 self.denied[spec] = error
         for future in self._reads.pop((spec, at), ()):
@@ -465,18 +464,18 @@ class Driver:
 
     async def _connecting(self) -> None:
         """Address after address, for as long as one may take us."""
-        wait_s, refusals = RETRY_S, 0
-        place = 0
-        while refusals < len(self.urls):
+        wait_s, place = RETRY_S, 0
+        refused: set[str] = set()
+        while len(refused) < len(set(self.urls)):
             url = self.urls[place % len(self.urls)]
             place += 1
             try:
                 link = await open_link(url, self.capability, self.key)
-                refusals = 0
+                refused.clear()
                 if await self._serve(url, link):
                     wait_s, place = RETRY_S, place - 1  # it was good: try the same one first
             except CapabilityRefused as error:
-                refusals += 1
+                refused.add(url)
                 self.last_error = error
             except EchoError as error:
                 self.last_error = error

@@ -11,22 +11,23 @@ class Teller:
 
     def __init__(self) -> None:
         self._work: deque[tuple[Callable[[Any], object], Any]] = deque()
-        self._there = threading.Condition()
+        self.quiet = threading.Condition()
+        """Nothing is told to the application while somebody holds it."""
         self._thread: threading.Thread | None = None
         self._closed = False
 
     def put(self, fn: Callable[[Any], object], what: Any) -> None:
-        with self._there:
+        with self.quiet:
             self._work.append((fn, what))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="echostore-thin-tell", daemon=True)
                 self._thread.start()
-            self._there.notify()
+            self.quiet.notify()
 
     def _run(self) -> None:
         while True:
-            with self._there:
-                self._there.wait_for(lambda: self._work or self._closed)
+            with self.quiet:
+                self.quiet.wait_for(lambda: self._work or self._closed)
                 if not self._work:
                     return
                 fn, what = self._work.popleft()
@@ -36,8 +37,8 @@ class Teller:
                 threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, self._thread)))
 
     def close(self) -> None:
-        with self._there:
+        with self.quiet:
             self._closed = True
-            self._there.notify()
+            self.quiet.notify()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()

@@ -1825,14 +1825,14 @@ export class Party {
           const answer = JSON.parse(data);
           if (answer.ok !== true) {
             const error = new EchoError("E-CAPABILITY", `the capability is refused (${answer.refused})`, "Ask a member of the party for another one.");
-            this.refusals = (this.refusals ?? 0) + 1;
+            (this.refusedBy ??= new Set()).add(url);
             this.lastError = error;
-            if (this.refusals >= this.urls.length) this.fail((this.refused = error));
+            if (this.refusedBy.size >= new Set(this.urls).size) this.fail((this.refused = error));
             socket.close(1000);
             return;
           }
           step = 2;
-          this.refusals = 0;
+          this.refusedBy?.clear();
           const root = this.machine.cache.clock?.system.root ?? this.machine.system?.root;
           if (root && hex(root) !== answer.root) throw new EchoError("E-UNREACHABLE", `${url} serves another root than the one this leaf has its ids from`);
           this.feed = unhex(answer.feed);
