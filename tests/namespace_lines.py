@@ -19,7 +19,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 NEEDED = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
 
 

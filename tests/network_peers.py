@@ -10,7 +10,7 @@ import echostore
 from echostore.peer.party import Party
 from echostore.peer.peer import Peer
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def until(condition: Callable[[], Any], *, seconds: float = PATIENCE_S) -> Any:

@@ -45,7 +45,7 @@ from echostore.wire.signing import SigningKey
 
 HOME = LinkId("home")
 SUBPROTOCOL = Subprotocol("echostore-coherence-1")
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Closed(Exception):
