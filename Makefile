@@ -77,9 +77,9 @@ bench: setup ## run the benchmarks
 	@echo "bench: echostore bench $(ARGS)"
 	@cd $(ROOT) && $(BIN)/echostore bench $(ARGS)
 
-bench-full: setup ## run the pipeline's benchmarks at 5,000,000 messages (tens of minutes)
-	@echo "bench-full: echostore bench pipeline with 5,000,000 messages"
-	@cd $(ROOT) && ECHOSTORE_BENCH_MESSAGES=5000000 $(BIN)/echostore bench pipeline $(ARGS)
+bench-full: setup ## run the benchmarks of pipeline and thin clients at full size (tens of minutes)
+	@echo "bench-full: echostore bench pipeline thin with 5,000,000 messages, 100,000 specs"
+	@cd $(ROOT) && ECHOSTORE_BENCH_MESSAGES=5000000 ECHOSTORE_BENCH_THIN=1 $(BIN)/echostore bench pipeline thin $(ARGS)
 
 # mypy runs without its cache: the cache keeps "no attribute" errors about modules that were created since.
 lint: setup ## ruff check, ruff format --check, mypy --strict, lint-imports; runs all four, fails if any fails

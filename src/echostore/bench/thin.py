@@ -77,7 +77,7 @@ Narrate = Callable[[str], None]
 
 
 def measure(folder: Path, narrate: Narrate) -> list[Measure]:
-    scale = float(os.environ.get("ECHOSTORE_BENCH_THIN", "1"))
+    scale = float(os.environ.get("ECHOSTORE_BENCH_THIN", "0.1"))
     with (
         patch.object(coherence_root, "TICK_S", 0.0),
         open_peer(folder / "root", name="root", background=False) as peer,
