@@ -147,10 +147,6 @@ class CoherenceLedger:
         row = _AccountRow(batch, rejected[-REJECTIONS_MAX:])
         return f"{self._prefix}batch/{_path(arc.system)}.{arc.gen}", msgspec.json.encode(row)
 
-    def save_account(self, row: tuple[str, bytes]) -> None:
-        """An account alone: of a batch that left nothing in the feed."""
-        self._feeds.set_about(dict([row]))
-
 
 def _path(system: SystemId) -> str:
     return ".".join(map(str, system.path))

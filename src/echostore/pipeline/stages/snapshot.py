@@ -104,12 +104,6 @@ def build_snapshots(inputs: SnapshotInputs) -> Snapshots:
     return Snapshots(dict(files))
 
 
-def roots_frame(spark: Any, place: Place, files: Iterable[NamedFile]) -> Any:
-    """The rows of files of ROOTS, as a DataFrame."""
-    frame = frame_of(spark, pa.Table.from_batches([named_rows({"roots": list(files)})]))
-    return mapped(frame, ReadFiles(place.out, ROOTS), ROOTS)
-
-
 # subtrees
 
 
