@@ -27,6 +27,7 @@ from echostore.kernel.coherence.events import (
     Evaluated,
     EvictEntry,
     EvictRecord,
+    Excluded,
     Flush,
     LinkClosed,
     LinkId,
@@ -50,6 +51,7 @@ from echostore.kernel.coherence.messages import (
     Acquire,
     Arc,
     Attach,
+    Attached,
     Connectivity,
     Delta,
     Denied,
@@ -65,6 +67,7 @@ from echostore.kernel.coherence.messages import (
     LaneItem,
     Linked,
     Message,
+    MessageId,
     NotifyReplicated,
     NullUpdate,
     Patch,
@@ -79,6 +82,7 @@ from echostore.kernel.coherence.messages import (
     Token,
     Touched,
     Update,
+    UserMessage,
     WaitForEpoch,
     Witness,
 )
@@ -88,11 +92,12 @@ from echostore.kernel.coherence.root import Root
 from echostore.kernel.coherence.services import SERVICES_SPEC
 from echostore.kernel.errors import Refused, UsageError
 from echostore.kernel.ids import ARC_BIT
+from echostore.kernel.reasons import Reason
 from echostore.testing.coherence_models import DELTAS, PLAIN
 
 ROOT = SystemId(b"r" * 16)
 CLOCK = Arc(ROOT)
-HOME, X = LinkId("home"), LinkId("x")
+HOME, X, Y = LinkId("home"), LinkId("x"), LinkId("y")
 A, B = Spec(b"a"), Spec(b"b")
 ONE, TWO = IndexValue(b"value 1"), IndexValue(b"value 2")
 
@@ -613,14 +618,158 @@ def test_a_rejection_is_told_to_one_that_was_away() -> None:
     root.receive(Advanced(1))
     root.receive(ChildOpened(X, 2))
     told = sent(root.receive(Received(X, 2, Attach(5, ARC.system, False, 0))))
-    assert Linked(CLOCK, 1, (FollowsEpoch(ARC, 1),)) in told
-    assert RejectOp(op.op, RejectReason.NO_ITEM) in told
+    assert Linked(CLOCK, 1, (FollowsEpoch(ARC, 1),), (RejectOp(op.op, RejectReason.NO_ITEM),)) in told
     root.receive(ChildOpened(X, 3))
-    assert not [
-        each
-        for each in sent(root.receive(Received(X, 3, Attach(6, ARC.system, False, 1))))
-        if isinstance(each, RejectOp)
+    told = sent(root.receive(Received(X, 3, Attach(6, ARC.system, False, 1))))
+    assert Linked(CLOCK, 1, (FollowsEpoch(ARC, 1),)) in told, "who has reached that tick knows of it"
+
+
+def test_what_is_excluded_later_is_told_with_the_tick_that_leaves_it_out() -> None:
+    """To one that is linked in its update; to one that is away in the message that links it; never before."""
+    root = served_root()
+    op = PublishOp(IssuedId(ARC, 1), b"item", b"make")
+    publish(root, op)
+    root.receive(Committed(ARC, 1, 1))
+    root.receive(Advanced(1))
+    root.receive(Flush(X))
+    gone = RejectOp(op.op, Reason.BEYOND_CUT, b"item")
+    assert root.receive(Excluded(ARC, 2, (gone,))) == []
+    root.receive(Advanced(2))
+    (told,) = sent(root.receive(Flush(X)))
+    assert told == Update(CLOCK, 1, 2, (), (gone,))
+    for generation, seen, rejected in ((2, 1, (gone,)), (3, 1, (gone,)), (4, 2, ())):
+        root.receive(ChildOpened(X, generation))
+        attached = sent(root.receive(Received(X, generation, Attach(6, ARC.system, False, seen))))
+        assert Linked(CLOCK, 2, (FollowsEpoch(ARC, 1),), rejected) in attached
+
+
+def test_an_edge_that_comes_back_knows_no_more_than_its_leaves() -> None:
+    """What a leaf behind an edge has not reached is not forgotten because the edge has."""
+    root = served_root()
+    op = PublishOp(IssuedId(ARC, 1), b"item", b"make")
+    publish(root, op)
+    root.receive(Committed(ARC, 1, 1, ((op.op, RejectReason.NO_ITEM),)))
+    root.receive(Advanced(1))
+    root.receive(ChildOpened(Y, 9))
+    edge = sent(root.receive(Received(Y, 9, Attach(7, None, False, 1, ((ARC.system, (1,)),)))))
+    assert any(isinstance(each, Linked) and each.rejected == () for each in edge), "the edge has seen that tick"
+    root.receive(ChildOpened(X, 2))
+    told = sent(root.receive(Received(X, 2, Attach(5, ARC.system, False, 0))))
+    assert Linked(CLOCK, 1, (FollowsEpoch(ARC, 1),), (RejectOp(op.op, RejectReason.NO_ITEM),)) in told
+
+
+def test_an_edge_tells_a_leaf_of_rejections_with_its_link_whenever_they_came() -> None:
+    """They come to the edge before its leaf is linked: with Attached, or in an update after it."""
+    first = RejectOp(IssuedId(ARC, 1), RejectReason.NO_ITEM)
+    second = RejectOp(IssuedId(ARC, 2), Reason.DENIED, b"item")
+    edge = Edge(PLAIN)
+    edge.receive(Opening(UP, 1, 5))
+    edge.receive(Received(UP, 1, GrantSystemId(5, SystemId(b"r" * 16, (7,)))))
+    edge.receive(Received(UP, 1, Linked(CLOCK, 1)))
+    edge.receive(ChildOpened(X, 2))
+    (up,) = sent(edge.receive(Received(X, 2, Attach(6, ARC.system, False, 0))))
+    assert isinstance(up, Attach)
+    assert sent(edge.receive(Received(UP, 1, Attached(up.turn, ARC.system, 2, (), (first,))))) == []
+    linked = sent(edge.receive(Received(UP, 1, Update(CLOCK, 1, 3, (), (second, first)))))
+    assert Linked(CLOCK, 3, (), (first, second)) in linked
+    assert edge.rejected == ()
+
+
+def test_an_edge_below_an_edge_is_moved_to_the_tick_that_its_leaf_waits_for() -> None:
+    """Nothing else would move it: no index of its own has changed."""
+    edge = Edge(PLAIN)
+    edge.receive(Opening(UP, 1, 5))
+    edge.receive(Received(UP, 1, GrantSystemId(5, SystemId(b"r" * 16, (7,)))))
+    edge.receive(Received(UP, 1, Linked(CLOCK, 1)))
+    edge.receive(ChildOpened(X, 2))
+    lower = SystemId(b"r" * 16, (8,))
+    (up,) = sent(edge.receive(Received(X, 2, Attach(6, lower, False, 0))))
+    assert isinstance(up, Attach)
+    assert sent(edge.receive(Received(UP, 1, Attached(up.turn, lower, 1, ()))))[0] == Linked(CLOCK, 1)
+    (up,) = sent(edge.receive(Received(X, 2, Attach(9, ARC.system, False, 0, (), (3,)))))
+    assert isinstance(up, Attach)
+    early = sent(edge.receive(Received(UP, 1, Attached(up.turn, ARC.system, 3, ()))))
+    assert early == [Attached((3,), ARC.system, 3, ())]
+    assert NullUpdate(CLOCK, 1, 3) in [
+        NullUpdate(each.clock, each.prev, each.tick)
+        for each in sent(edge.receive(Received(UP, 1, NullUpdate(CLOCK, 1, 3))))
+        if isinstance(each, Update)
     ]
+    late = sent(edge.receive(Received(UP, 1, Attached(up.turn, ARC.system, 3, ()))))
+    assert late == [Attached((3,), ARC.system, 3, ())]
+
+
+def edge_with(*links: LinkId) -> Edge:
+    """An edge at tick 1 that knows of batch 1 of ARC, with a linked system (2), (3) ... below each link."""
+    edge = Edge(PLAIN)
+    edge.receive(Opening(UP, 1, 5))
+    edge.receive(Received(UP, 1, GrantSystemId(5, SystemId(b"r" * 16, (9,)))))
+    edge.receive(Received(UP, 1, Linked(CLOCK, 1)))
+    for number, link in enumerate(links, 2):
+        edge.receive(ChildOpened(link, 1))
+        (up,) = sent(edge.receive(Received(link, 1, Attach(number, SystemId(b"r" * 16, (number,)), False, 0))))
+        assert isinstance(up, Attach)
+        edge.receive(Received(UP, 1, Attached(up.turn, SystemId(b"r" * 16, (number,)), 1, (FollowsEpoch(ARC, 1),))))
+    return edge
+
+
+def test_l1_an_edge_tells_at_once_what_it_includes_of_another_leafs_clock() -> None:
+    """The link is at the edge's tick already, and no later update would have a reason to say it."""
+    edge = edge_with(X, Y)
+    edge.receive(Received(UP, 1, Update(CLOCK, 1, 2, (FollowsEpoch(ARC, 1),))))
+    for link in (X, Y):
+        edge.receive(Flush(link))
+        edge.serving.links[link].told.pop(ARC, None)
+    told = sent(edge.receive(Received(X, 1, WaitForEpoch(ARC, 1))))
+    assert Attached((), ARC.system, 2, (FollowsEpoch(ARC, 1),)) in told or any(
+        isinstance(each, Update) and FollowsEpoch(ARC, 1) in each.follows for each in told
+    )
+    assert edge.serving.links[X].waits == {}
+    leaf = linked_leaf()
+    other = Arc(SystemId(b"r" * 16, (4,)), 1)
+    leaf.receive(WaitFor(((Witness(other, 3),),)))
+    leaf.receive(Received(HOME, 1, Attached((), other.system, 5, (FollowsEpoch(other, 3),))))
+    assert leaf.waits == {other: 3}, "of a tick that is not reached it says nothing"
+    leaf.receive(Received(HOME, 1, Attached((), other.system, 0, (FollowsEpoch(other, 3), FollowsEpoch(ARC, 9)))))
+    assert leaf.waits == {}
+    assert ARC not in leaf.caches[HOME].follows, "its own batches leave the view with a tick, and not otherwise"
+
+
+def test_l4_a_message_after_a_batch_that_is_long_included_comes() -> None:
+    """Its context is there, and the target's link was never told so."""
+    root = served_root(X, Y)
+    publish(root, PublishOp(IssuedId(ARC, 1), b"item", b"make"))
+    root.receive(Committed(ARC, 1, 1))
+    root.receive(Advanced(1))
+    for link in (X, Y):
+        root.receive(Flush(link))
+    target = SystemId(b"r" * 16, (2,))
+    message = UserMessage(MessageId(ARC.system, 0, 1), 0, target, ((Witness(ARC, 1),),), "note", b"after")
+    effects = root.receive(Received(X, 1, message))
+    assert Send(Y, 1, message) in effects
+    order = [each.message for each in effects if isinstance(each, Send) and each.link == Y]
+    assert order[-1] == message, "and not before the target knows"
+
+
+def test_a_leaf_is_told_once_of_a_rejection_however_it_comes() -> None:
+    leaf = linked_leaf()
+    leaf.receive(Publish(((b"one", b"make"),)))
+    (made,) = list(leaf.outbox.overlay())
+    early = RejectOp(made.op, Reason.DENIED)
+    told = leaf.receive(Received(HOME, 1, Update(CLOCK, 0, 1, (FollowsEpoch(ARC, 1),), (early,))))
+    assert [each for each in told if isinstance(each, Told)] == [Told(made.op, Reason.DENIED, (), b"one")]
+    assert leaf.settled
+    again = leaf.receive(Received(HOME, 1, Update(CLOCK, 1, 2, (), (early,))))
+    assert not [each for each in again if isinstance(each, Told)]
+    late = RejectOp(IssuedId(ARC, 77), Reason.BEYOND_CUT, b"two")
+    leaf.receive(Opening(HOME, 2, 8))
+    told = leaf.receive(Received(HOME, 2, Linked(CLOCK, 3, (), (early, late))))
+    assert [each for each in told if isinstance(each, Told)] == [Told(late.op, Reason.BEYOND_CUT, (), b"two")]
+    assert not leaf.outbox.refused, "nothing of it is on top of the state"
+    other = RejectOp(IssuedId(Arc(SystemId(b"r" * 16, (9,)), 1), 1), Reason.DENIED)
+    assert not [
+        each for each in leaf.receive(Received(HOME, 2, Update(CLOCK, 3, 4, (), (other,)))) if isinstance(each, Told)
+    ], "what another system wrote is not this one's"
 
 
 def test_a_rejected_making_takes_along_what_was_built_on_it() -> None:
@@ -629,10 +778,10 @@ def test_a_rejected_making_takes_along_what_was_built_on_it() -> None:
     leaf.receive(Publish(((b"one", b"edit"), (b"two", b"edit"))))
     made, other, edited, kept = list(leaf.outbox.overlay())
     told = leaf.receive(Received(HOME, 1, RejectOp(made.op, RejectReason.NOT_ALLOWED)))
-    assert told == [Told(made.op, RejectReason.NOT_ALLOWED, (edited.op,))]
+    assert told == [Told(made.op, RejectReason.NOT_ALLOWED, (edited.op,), b"one")]
     assert list(leaf.outbox.overlay()) == [other, kept]
     assert leaf.receive(Received(HOME, 1, RejectOp(kept.op, RejectReason.NOT_ALLOWED))) == [
-        Told(kept.op, RejectReason.NOT_ALLOWED, ())
+        Told(kept.op, RejectReason.NOT_ALLOWED, (), b"two")
     ]
 
 
@@ -815,3 +964,17 @@ def test_d1_upwards_too_another_generation_is_left_unread() -> None:
     assert root.receive(Received(X, 2, Acquire(A))) == []
     assert root.receive(Received(LinkId("nobody"), 1, Acquire(A))) == []
     assert root.receive(Received(X, 1, Acquire(A))) == [Evaluate(A, None)]
+
+
+def test_versions_are_held_newest_first_whatever_comes_first() -> None:
+    """D7: the version that is read at a tick is found from the newest on, so a fact about the past takes its place."""
+    holdings = Holdings(9)
+    holdings.floor = 0
+    facts = [Version(minimum, minimum, IndexValue(b"%d" % minimum), live=False) for minimum in (5, 9, 1, 7, 3)]
+    for fact in facts:
+        holdings.learn(A, fact)
+    assert [each.min for each in holdings.versions(A)] == [9, 7, 5, 3, 1]
+    assert holdings.newest(A) == facts[1]
+    holdings.floor = 5
+    holdings.end(A)
+    assert [each.min for each in holdings.versions(A)] == [9, 7, 5]

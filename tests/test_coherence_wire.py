@@ -47,15 +47,29 @@ from echostore.kernel.coherence.messages import (
     SystemId,
     Token,
     Touched,
+    Update,
     UserMessage,
     UserReceipt,
     WaitForEpoch,
     Witness,
 )
 from echostore.kernel.coherence.root import Root
+from echostore.kernel.coherence.updates import frames_of
 from echostore.kernel.reasons import Reason
 from echostore.testing.coherence_models import PLAIN
-from echostore.wire.coherence import FRAME_BYTES_MAX, SPEC_BYTES_MAX, LinkFrame, decode_frame, encode_frame
+from echostore.wire.coherence import (
+    CREDENTIAL_BYTES_MAX,
+    FRAME_BYTES_MAX,
+    UPDATE_BYTES_MAX,
+    UPDATE_ITEMS_MAX,
+    LinkFrame,
+    decode_frame,
+    encode_frame,
+    generation_bytes,
+    message_bytes,
+)
+from echostore.wire.coherence_names import SPEC_BYTES_MAX
+from echostore.wire.coherence_parts import Parts, parts_of
 from echostore.wire.generated import coherence_pb2 as pb
 from echostore.wire.sync import MalformedFrame
 
@@ -71,11 +85,14 @@ ID = MessageId(LEAF, 1, 7)
 MESSAGES: list[Message] = [
     Attach(7, LEAF, True, 3, ((SystemId(b"r" * 16, (3, 300)), (1, 2)),), (4,)),
     Attach(7, None, False, 0),
+    Attach(7, None, False, 0, (), (4,), b"what it showed"),
     Attached((1, 2), LEAF, 5, FOLLOWS),
+    Attached((), LEAF, 5, FOLLOWS, (RejectOp(OP, Reason.BEYOND_CUT, b"item"),)),
     GrantSystemId(7, LEAF, (1,)),
     GrantArc(ARC, 5 << ARC_IDS_BITS),
     ReleaseArc(ARC, 3),
     Linked(CLOCK, 1, FOLLOWS),
+    Linked(CLOCK, 1, FOLLOWS, (RejectOp(OP, Reason.DENIED), RejectOp(OP, RejectReason.NO_ITEM, b"item"))),
     BeginUpdate(CLOCK, 0, 1),
     LaneItem(CLOCK, 1, 0, 0, Subscribed(SPEC, 0)),
     LaneItem(CLOCK, 1, 1, 2, Invalidate(SPEC)),
@@ -84,6 +101,9 @@ MESSAGES: list[Message] = [
     LaneItem(ARC, 1, 0, 0, PublishOp(OP, b"item", b"set done")),
     EndUpdate(CLOCK, 0, 1, FOLLOWS, ((0, 1), (3, 200))),
     NullUpdate(CLOCK, 0, 1),
+    Update(CLOCK, 0, 1, FOLLOWS, (Subscribed(SPEC, 0), Invalidate(SPEC), Delta(SPEC, 0, Patch(b"+1")))),
+    Update(CLOCK, 3, 9, (), (RejectOp(OP, Reason.DENIED),)),
+    Update(ARC, 0, 1, (), (PublishOp(OP, b"item", b"set done"), PublishOp(OP, b"item", b"set done again"))),
     RejectOp(OP, RejectReason.OUTSIDE_ARC),
     Acquire(SPEC),
     Acquire(SPEC, 0, Token(b"hash")),
@@ -136,16 +156,82 @@ def test_every_kind_of_frame_is_covered() -> None:
         GrantSystemId(7, SystemId(b"short")),
         GrantSystemId(7, SystemId(b"r" * 16, (1,) * 17)),
         RejectOp(IssuedId(ARC, 0), RejectReason.EXPIRED),
+        RejectOp(OP, RejectReason.EXPIRED, b"o" * 300),
+        Linked(CLOCK, 1, (), (RejectOp(IssuedId(ARC, 0), RejectReason.EXPIRED),)),
+        Attached((1,), LEAF, 1, (), (RejectOp(OP, RejectReason.EXPIRED, b"o" * 300),)),
+        Attach(7, None, False, 0, (), (4,), b"c" * (CREDENTIAL_BYTES_MAX + 1)),
         UserMessage(ID, 3, LEAF, ((),), "note", b""),
         UserMessage(ID, 3, LEAF, (), "n" * 257, b""),
         Backpressure("x", float("nan")),
         Backpressure("x", -1.0),
+        Update(CLOCK, 2, 2, (), (Invalidate(SPEC),)),
+        Update(CLOCK, 0, 1, (), (Invalidate(Spec(b"")),)),
+        Update(CLOCK, 0, 1, (), (Invalidate(SPEC), Subscribed(Spec(b"x" * (SPEC_BYTES_MAX + 1)), 0))),
+        Update(ARC, 0, 1, (), (PublishOp(IssuedId(ARC, 0), b"item", b""),)),
     ],
     ids=repr,
 )
 def test_what_breaks_a_limit_is_refused(message: Message) -> None:
     with pytest.raises(MalformedFrame):
         decode_frame(encode_frame(LinkFrame(1, message)))
+
+
+def test_one_frame_holds_so_many_items_of_an_update_and_no_more() -> None:
+    most = Update(CLOCK, 0, 1, (), (Invalidate(SPEC),) * UPDATE_ITEMS_MAX)
+    assert decode_frame(encode_frame(LinkFrame(1, most))).message == most
+    more = Update(CLOCK, 0, 1, (), (Invalidate(SPEC),) * (UPDATE_ITEMS_MAX + 1))
+    with pytest.raises(MalformedFrame, match="items in one frame"):
+        decode_frame(encode_frame(LinkFrame(1, more)))
+
+
+def test_an_update_inside_an_update_is_no_item() -> None:
+    """Nor is anything else that is not known: an item has to be of a kind."""
+    whole = Update(CLOCK, 0, 1, (), (Invalidate(SPEC),))
+    frame = pb.CoherenceFrame.FromString(encode_frame(LinkFrame(1, whole)))
+    nested = pb.CoherenceUpdate.FromString(frame.update.SerializeToString())
+    nested.items[0].CopyFrom(
+        pb.CoherenceUpdateItem.FromString(b"\xda\x01" + bytes([frame.ByteSize()]) + frame.SerializeToString())
+    )
+    frame.update.CopyFrom(nested)
+    with pytest.raises(MalformedFrame, match="without a kind"):
+        decode_frame(frame.SerializeToString())
+
+
+def test_an_update_that_ends_too_early_is_refused_at_every_place() -> None:
+    data = encode_frame(LinkFrame(1, next(each for each in MESSAGES if isinstance(each, Update) and each.follows)))
+    whole = len(generation_bytes(1))
+    for end in range(whole + 1, len(data)):
+        with pytest.raises(MalformedFrame):
+            decode_frame(data[:end])
+
+
+def test_the_generation_and_the_message_are_bytes_of_their_own() -> None:
+    for message in MESSAGES:
+        data = message_bytes(message)
+        for generation in (1, (1 << 64) - 1):
+            assert decode_frame(generation_bytes(generation) + data) == LinkFrame(generation, message)
+
+
+def test_an_update_is_one_frame_while_it_is_small() -> None:
+    delta = Delta(SPEC, 0, Patch(b"p" * 1000))
+    small, null = Update(CLOCK, 0, 1, FOLLOWS, (delta,)), Update(CLOCK, 0, 1)
+    assert list(parts_of(small)) == [small]
+    assert list(parts_of(Update(CLOCK, 0, 1, FOLLOWS))) == [Update(CLOCK, 0, 1, FOLLOWS)]
+    assert list(parts_of(null)) == [NullUpdate(CLOCK, 0, 1)]
+    assert list(parts_of(Acquire(SPEC))) == [Acquire(SPEC)]
+    for items in ((delta,) * (UPDATE_ITEMS_MAX + 1), (Delta(SPEC, 0, Patch(bytes(UPDATE_BYTES_MAX))),)):
+        large = Update(CLOCK, 0, 1, FOLLOWS, items)
+        assert parts_of(large) == frames_of(large)
+    ops = tuple(PublishOp(OP, b"item", bytes(1000)) for _ in range(1200))
+    assert len(parts_of(Update(ARC, 0, 1, (), ops))) == len(ops) + 2
+
+
+def test_equal_messages_for_many_links_are_encoded_once() -> None:
+    parts, message = Parts(), Update(CLOCK, 0, 1, (), (Invalidate(SPEC),))
+    assert parts.of(message) is parts.of(message)
+    other = Acquire(SPEC)
+    assert parts.of(other) == [(other, message_bytes(other))]
+    assert parts.of(message) == [(message, message_bytes(message))]
 
 
 def test_too_many_bytes_are_refused_before_they_are_read() -> None:

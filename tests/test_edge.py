@@ -2,7 +2,6 @@
 
 import json
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,16 +12,26 @@ import pytest
 import echostore
 from cli_process import Cli
 from echostore.kernel.coherence.events import Post, Want
-from echostore.kernel.coherence.messages import Attach, RejectReason, Spec
+from echostore.kernel.coherence.messages import Attach, Attached, GrantSystemId, RejectReason, Spec
 from echostore.kernel.errors import Refused
 from echostore.kernel.query.spec import QuerySpec
 from echostore.mesh.coherence_edge import check_capability
 from echostore.peer.party import Party
 from echostore.peer.peer import Peer
-from echostore.wire.capabilities import Grants, ReadPattern, capability_from_text, capability_text, sign_capability
+from echostore.wire.capabilities import (
+    Credential,
+    Grants,
+    ReadPattern,
+    capability_from_text,
+    capability_text,
+    encode_credential,
+    proof_statement,
+    sign_capability,
+)
 from echostore.wire.signing import SigningKey
 from edge_process import RunningEdge
 from network_peers import until
+from tcp_relay import Relay
 from thin_client import HOME, Closed, ThinClient
 
 TASKS = QuerySpec.start("task")
@@ -103,27 +112,27 @@ def test_writes_pass_an_edge_and_survive_its_loss(peer: Peer, party: Party, up: 
 def test_an_edge_finds_its_root_again(tmp_path: Path) -> None:
     """The root restarts elsewhere: the edge goes on to the next address, and its leaf hears nothing of it."""
     home = tmp_path / "home"
-    with echostore.open(home, name="Root") as peer:
-        party = peer.create_party("Thin")
-        capability = party.capability(write="*").text
-        item = party.create(type="task", n=0).id
-        first = peer.serve_thin("127.0.0.1:0")
-        second = peer.serve_thin("127.0.0.1:0")
-        peer.thin_services[1].close()
-        edge = RunningEdge([first, second], capability)
-        client = ThinClient(edge.url, capability).open()
-        spec = client.spec(TASKS)
-        client.sees(spec, bool)
-        before = client.tick
-    with edge, echostore.open(home) as peer:
-        assert client.shown(spec), "what was held can still be read"
-        client.publish(client.setting(item, n=1))
-        peer.serve_thin(second.removeprefix("ws://").removesuffix("/thin"))
-        client.sees(spec, lambda items: items[0].values["n"] == 1)
-        client.settle()
-        assert client.tick > before
-        assert peer.party("@Thin").get(item)["n"] == 1
-        client.close()
+    with Relay() as first, Relay() as second:
+        with echostore.open(home, name="Root") as peer:
+            party = peer.create_party("Thin")
+            capability = party.capability(write="*").text
+            item = party.create(type="task", n=0).id
+            first.point(peer.serve_thin("127.0.0.1:0"))
+            edge = RunningEdge([first.url, second.url], capability)
+            client = ThinClient(edge.url, capability).open()
+            spec = client.spec(TASKS)
+            client.sees(spec, bool)
+            before = client.tick
+        first.cut()
+        with edge, echostore.open(home) as peer:
+            assert client.shown(spec), "what was held can still be read"
+            client.publish(client.setting(item, n=1))
+            second.point(peer.serve_thin("127.0.0.1:0"))
+            client.sees(spec, lambda items: items[0].values["n"] == 1)
+            client.settle()
+            assert client.tick > before
+            assert peer.party("@Thin").get(item)["n"] == 1
+            client.close()
 
 
 def test_a_capability_is_checked_at_the_edge(peer: Peer, party: Party, up: str, capability: str) -> None:
@@ -148,7 +157,6 @@ def test_a_capability_is_checked_at_the_edge(peer: Peer, party: Party, up: str, 
             reasons = {each.spec: each.reason for each in client.lost}
             assert [reasons[spec] for spec in refused] == [RejectReason.NOT_ALLOWED] * 3
             assert reasons[Spec(b"\xff")] is RejectReason.MALFORMED
-            assert client.ok["write"] == []
             party.capabilities.revoke(narrow.id)
             closed = client.until_closed()
             assert (closed.code, closed.reason) == (4401, "revoked")
@@ -157,20 +165,87 @@ def test_a_capability_is_checked_at_the_edge(peer: Peer, party: Party, up: str, 
             ThinClient(edge.url, narrow.text).open()
 
 
-def test_a_leaf_with_fewer_rights_than_its_edge_does_not_write_through_it(
-    party: Party, up: str, capability: str
+def test_a_leaf_writes_through_an_edge_by_its_own_rights(
+    tmp_path: Path, peer: Peer, party: Party, up: str, capability: str
 ) -> None:
-    narrow = party.capability(write=["task"]).text
-    with RunningEdge([up], capability) as edge:
-        client = ThinClient(edge.url, narrow).open()
-        client.create("board")
-        assert client.until_closed().code == 4403
-        client.url = up
-        client.open()
-        client.settle()
-        assert {each.reason for each in client.told} == {RejectReason.NOT_ALLOWED, RejectReason.NO_ITEM}
-        client.close()
+    """Neither the edge's rights nor those of other leaves count: the root sees what the leaf showed to the edge."""
+    own = party.capability(messages=True).text  # of an edge that may write nothing
+    narrow, reads = party.capability(write=["task"]), party.capability()
+    with RunningEdge([up], own) as edge, RunningEdge([edge.url], own) as lower:
+        for url in (edge.url, lower.url):
+            with ThinClient(url, narrow.text) as client, ThinClient(url, reads.text) as reader:
+                assert client.ok["write"] == ["task"]
+                made, _ = client.create("task", n=1), client.create("board", n=1)
+                client.settle()
+                assert [each.reason for each in client.told] == [RejectReason.NOT_ALLOWED, RejectReason.NO_ITEM]
+                assert party.get(made)["n"] == 1
+                reader.create("task", n=2)
+                reader.settle()
+                assert [each.reason for each in reader.told] == [RejectReason.NOT_ALLOWED, RejectReason.NO_ITEM]
     assert not party.query("board").all()
+    assert party.query("task").count() == 2
+
+
+def test_an_edge_that_comes_back_names_its_leaves_and_they_write_on(tmp_path: Path) -> None:
+    """The root starts anew: what the leaf may do is on its disk. Then the capability is revoked, and the edge is late."""
+    relay = Relay()
+    with echostore.open(tmp_path / "home", name="Root") as peer:
+        party = peer.create_party("Thin")
+        own, narrow = party.capability().text, party.capability(write=["task"])
+        relay.point(peer.serve_thin("127.0.0.1:0"))
+        edge = RunningEdge([relay.url], own)
+        client = ThinClient(edge.url, narrow.text).open()
+        item = client.create("task", n=1)
+        client.settle()
+    with relay, edge, echostore.open(tmp_path / "home") as peer:
+        relay.point(peer.serve_thin("127.0.0.1:0"))
+        client.publish(client.setting(item, n=2))
+        client.settle()
+        party = peer.party("@Thin")
+        assert (party.get(item)["n"], client.told) == (2, [])
+        edge.ask(lambda node: setattr(node, "_why_not", lambda grants: None))  # an edge that does not care
+        party.capabilities.revoke(narrow.id)
+        client.publish(client.setting(item, n=3))
+        client.until(lambda: client.told)
+        assert [each.reason for each in client.told] == [RejectReason.NOT_ALLOWED]
+        assert party.get(item)["n"] == 2
+        client.close()
+
+
+def test_an_edge_shows_what_its_leaves_showed(party: Party, up: str, capability: str) -> None:
+    """Nobody is attached behind an edge by a credential that is bent, foreign, of another key or worth nothing."""
+    own, holder = party.capability(write="*"), SigningKey.generate()
+    bound = capability_from_text(party.capability(holder=holder.public).text)
+    stale, other = party.capability(), party.capability(read=["task"]).text
+    party.capabilities.revoke(stale.id)
+    nonce, thief = b"n" * 16, SigningKey.generate()
+
+    def shown(capability: bytes, key: SigningKey, nonce: bytes = nonce) -> bytes:
+        proof = key.sign(proof_statement(nonce, capability))
+        return encode_credential(Credential(capability, key.public, nonce, proof))
+
+    good = shown(bound, holder)
+    bent = [bytes([*good[:place], good[place] ^ 1, *good[place + 1 :]]) for place in range(0, len(good), 7)]
+    wrong = [
+        b"",
+        b"\xff" * 64,
+        shown(bound, thief),
+        shown(bound, holder, b"short"),
+        shown(capability_from_text(stale.text), holder),
+        encode_credential(Credential(bound, holder.public, nonce, thief.sign(proof_statement(nonce, bound)))),
+        *bent,
+    ]
+    with ThinClient(up, own.text) as edge:
+        for number, credential in enumerate(wrong):
+            edge.send(Attach(1000 + number, None, False, 0, (), (9,), credential))
+        edge.send(Attach(77, None, False, 0, (), (9,), good))
+        edge.until(lambda: any(isinstance(each, GrantSystemId) and each.turn for each in edge.received))
+        named = [each for each in edge.received if isinstance(each, GrantSystemId) and each.turn]
+        assert [each.nonce for each in named] == [77]
+        edge.send(Attach(78, named[0].system, False, 0, (), (10,), shown(capability_from_text(other), thief)))
+        edge.send(Attach(79, named[0].system, False, 0, (), (11,), shown(bound, holder)))
+        edge.until(lambda: any(isinstance(each, Attached) and each.turn == (11,) for each in edge.received))
+        assert not any(isinstance(each, Attached) and each.turn == (10,) for each in edge.received)
 
 
 def test_a_leaf_does_not_speak_for_another_at_an_edge(party: Party, up: str, capability: str) -> None:
@@ -219,13 +294,11 @@ def test_nobody_is_let_in_before_the_root_is_known(capability: str) -> None:
 
 
 def test_a_leaf_waits_for_an_edge_that_has_not_reached_its_root(peer: Peer, party: Party, capability: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port = found.getsockname()[1]
-    with RunningEdge([f"ws://127.0.0.1:{port}/thin"], capability, wait=False) as edge, ThreadPoolExecutor(1) as other:
+    with Relay() as up, RunningEdge([up.url], capability, wait=False) as edge, ThreadPoolExecutor(1) as other:
         connecting = other.submit(echostore.connect, edge.url, capability, timeout_s=60)
         until(lambda: dict(edge.ask(lambda node: node.status().refusals)).get("not-ready", 0) > 0)
         assert not connecting.done()
-        peer.serve_thin(f"127.0.0.1:{port}")
+        up.point(peer.serve_thin("127.0.0.1:0"))
         with connecting.result(60) as leaf:
             leaf.create(type="task", n=1)
             leaf.fence("release")

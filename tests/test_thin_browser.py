@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import echostore
 import echostore.thin.browser
 from echostore.wire.capabilities import capability_text
 from leaf_vectors import vectors
@@ -89,6 +90,24 @@ def _story(told: "Told", server: ThinServer) -> None:
     assert ["at the root", "js"] in seen
     assert told.next() == ["refused", "not-allowed", 1]
     assert told.next() == ["wrong", "E-USAGE"]
+
+
+def test_seals_are_checked_in_the_browser_too(module: Path, tmp_path: Path) -> None:
+    with echostore.open(tmp_path / "home", name="Root") as peer:
+        party = peer.create_party("Sealed")
+        for title in ("truth", "water"):
+            party.create(type="task", title=title)
+        given = party.capability(read="*", write="*").text
+        url = peer.serve_thin("127.0.0.1:0")
+        ran = subprocess.run(
+            [node(), "--experimental-websocket", "--no-warnings", HERE / "sealed.mjs", module, url, given],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert (ran.returncode, ran.stderr) == (0, ""), ran.stderr[-2000:]
+    assert json.loads(ran.stdout) == ["ok", 12]
 
 
 class Told:

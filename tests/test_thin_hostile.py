@@ -36,20 +36,26 @@ from echostore.kernel.coherence.messages import (
     SystemId,
     Token,
     Touched,
-    Update,
     UserMessage,
     UserReceipt,
     WaitForEpoch,
     Witness,
 )
-from echostore.kernel.coherence.updates import frames_of
 from echostore.kernel.query.spec import QuerySpec
 from echostore.peer.coherence_root import CoherenceRoot
 from echostore.peer.peer import Peer
-from echostore.wire.capabilities import capability_from_text, read_capability
+from echostore.wire.capabilities import (
+    Credential,
+    capability_from_text,
+    encode_credential,
+    proof_statement,
+    read_capability,
+)
 from echostore.wire.coherence import FRAME_BYTES_MAX, LinkFrame, decode_frame, encode_frame
+from echostore.wire.coherence_parts import parts_of
 from echostore.wire.index_spec import IndexQuery, index_items, index_spec
 from echostore.wire.leaf_operations import TextEdit, edit_delta
+from echostore.wire.signing import SigningKey
 from test_coherence_wire import MESSAGES
 
 MESSAGES_MANY = 4000
@@ -64,7 +70,7 @@ class Sink:
         self.todo: list[Callable[[], None]] = []
 
     def send(self, link: LinkId, generation: int, message: Message) -> None:
-        for part in frames_of(message) if isinstance(message, Update) else [message]:
+        for part in parts_of(message):
             data = encode_frame(LinkFrame(generation, part))
             assert len(data) <= FRAME_BYTES_MAX
             assert decode_frame(data).message == part
@@ -140,6 +146,13 @@ class _Maker:
 
     def __init__(self, rng: random.Random, root: CoherenceRoot, specs: list[Spec], item: bytes) -> None:
         self._rng, self._root, self._specs, self._item = rng, root, specs, item
+        given, key, nonce = (
+            capability_from_text(root.party.capability(write="*").text),
+            SigningKey.generate(),
+            b"n" * 16,
+        )
+        good = Credential(given, key.public, nonce, key.sign(proof_statement(nonce, given)))
+        self._shown = [b"", b"\xff" * 20, encode_credential(good._replace(nonce=b"m" * 16)), encode_credential(good)]
 
     def message(self) -> Message:
         rng = self._rng
@@ -150,6 +163,9 @@ class _Maker:
         makers: list[Callable[[], Message]] = [
             lambda: Attach(rng.randrange(5), rng.choice([None, system]), rng.random() < 0.5, rng.choice([0, number])),
             lambda: Attach(rng.randrange(9), None, False, 0, ((system, (1,)),), (rng.randrange(3),)),
+            lambda: Attach(
+                rng.randrange(9), rng.choice([None, system]), True, 0, (), (rng.randrange(3),), rng.choice(self._shown)
+            ),
             lambda: Acquire(spec, rng.choice([None, 0, self._root.tick, number]), rng.choice([None, Token(b"t")])),
             lambda: ReleaseArc(arc, number),
             lambda: Touched((spec, Spec(b"unknown"))),

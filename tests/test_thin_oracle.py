@@ -2,9 +2,12 @@
 
 100 random specs, 10 batches of 10 updates of 5 mutations, by the peer and by leaves, while
 the root goes and comes back, edges are killed and started one after the other, leaves are thrown away
+
+Edges are killed without a word: two in this process, whose insides are checked, by resetting their sockets; one in a
+process of its own by SIGKILL.
 """
 
-import socket
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,19 +17,23 @@ from random import Random
 from typing import Any
 
 import echostore
-from echostore.kernel.coherence.messages import Spec
+from cli_process import Cli
+from echostore.kernel.coherence.messages import IndexValue, Spec
 from echostore.kernel.errors import EchoError
 from echostore.kernel.query.spec import QuerySpec
 from echostore.testing.coherence_checker import CoherenceChecker, fresh_answer
+from echostore.thin.driver import HOME
 from echostore.thin.queries import ThinQuery
-from echostore.thin.thin_party import ThinParty, connect
+from echostore.thin.thin_party import ThinParty, Transaction, connect
 from echostore.wire.index_spec import IndexQuery, index_items, index_spec
 from edge_process import RunningEdge
 from network_peers import until
+from tcp_relay import Relay
 
 SPECS, BATCHES, UPDATES, MUTATIONS = 100, 10, 10, 5
 LEAVES = 4
 TYPES = ("a", "b", "c")
+RULES = [f"C{number}" for number in range(1, 11)]
 
 SERVE = """
 import sys, echostore
@@ -34,12 +41,6 @@ with echostore.open(sys.argv[1], name="Root") as peer:
     print(peer.serve_thin(sys.argv[2]), flush=True)
     sys.stdin.read()
 """
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def random_query(random: Random) -> Callable[[Any], Any]:
@@ -65,15 +66,21 @@ class Story:
     def __init__(self, folder: Path, seed: int) -> None:
         self.random = Random(seed)
         self.folder = folder
-        self.port = free_port()
+        self.relays = [Relay() for _ in range(4)]
+        """Addresses that stay: of the root, of two edges here, and of one in its own process."""
+        self.url, *self.addresses = [relay.url for relay in self.relays]
         self.peer = echostore.open(folder / "home", name="Root")
         self.party = self.peer.create_party("Oracle")
         self.key = self.party.key
         self.capability = self.party.capability(read="*", write="*", messages=True).text
         self.questions = [random_query(self.random) for _ in range(SPECS)]
-        self.url = self.peer.serve_thin(f"127.0.0.1:{self.port}")
-        self.edges = [RunningEdge([self.url], self.capability, port=free_port()) for _ in range(2)]
-        self.addresses = [edge.url for edge in self.edges]
+        self.edge_capability = self.party.capability(messages=True).text
+        self.relays[0].point(self.peer.serve_thin("127.0.0.1:0"))
+        self.edges = [RunningEdge([self.url], self.edge_capability) for _ in range(2)]
+        for relay, edge in zip(self.relays[1:], self.edges, strict=False):
+            relay.point(edge.url)
+        self.process = EdgeProcess(self.folder, self.url, self.edge_capability)
+        self.relays[3].point(self.process.url)
         self.leaves: list[tuple[str, ThinParty, list[ThinQuery]]] = []
         self.names = 0
         self.posted: list[bytes] = []
@@ -88,7 +95,8 @@ class Story:
     def leaf(self, path: Path | None = None) -> None:
         """A new leaf, at the root or at one of the edges, with its share of the specs."""
         self.names += 1
-        urls = self.random.choice([[self.url], self.addresses, self.addresses[::-1], [self.addresses[0], self.url]])
+        one, two, process = self.addresses
+        urls = self.random.choice([[self.url], [one, two], [two, one], [one, self.url], [process, two], [process, one]])
         party = connect(urls, self.capability, path=path, timeout_s=30)
         mine = self.random.sample(self.questions, SPECS // LEAVES + 10)
         party.on_message(lambda message: self.got.append(message.payload))
@@ -143,6 +151,26 @@ class Story:
                 else:
                     query.held()
 
+    def transact(self) -> None:
+        """One leaf reads some of its indexes in one transaction: they are the answers of one tick."""
+        _, leaf, queries = self.random.choice([each for each in self.leaves if each[1].connected] or self.leaves)
+        asked = self.random.sample(queries, 5)
+
+        def work(transaction: Transaction) -> tuple[int, dict[Spec, IndexValue]]:
+            found = {}
+            for query in asked:
+                transaction.all(query)
+                with leaf.driver.lock:
+                    version = leaf.driver.leaf.read(HOME, query.spec, transaction.tick)
+                if version is not None:
+                    found[query.spec] = version.value
+            return transaction.tick, found
+
+        try:
+            self.checker.check_transaction(*leaf.transaction(work))
+        except EchoError as error:
+            assert error.code in ("E-UNREACHABLE", "E-TIMEOUT", "E-GONE"), error  # noqa: PT017
+
     def check(self) -> None:
         """All invariants of everybody, at this moment."""
         for name, leaf, _ in self.leaves:
@@ -150,13 +178,20 @@ class Story:
                 self.checker.check_leaf(name, leaf.driver.leaf)
         for edge in self.edges:
             edge.ask(lambda node: self.checker.check_serving(node.edge.serving))
+        (service,) = self.peer.thin_services
+
+        async def look() -> None:
+            for root in service._roots.values():
+                self.checker.check_serving(root.root.serving)
+
+        service.call(look())
 
     def say(self) -> None:
         """A message from one leaf to another."""
         (_, one, _), (_, two, _) = self.random.sample(self.leaves, 2)
         body = b"%d" % len(self.posted)
         self.posted.append(body)
-        one.send(two.system, "note", body)
+        one.send(two.system, "note", body, context=one.context())
 
     # What goes wrong
 
@@ -165,24 +200,31 @@ class Story:
         self.peer.close()
         self.peer = echostore.open(self.folder / "home", name="Root")
         self.party = self.peer.party(self.key)
-        self.peer.serve_thin(f"127.0.0.1:{self.port}")
+        self.relays[0].point(self.peer.serve_thin("127.0.0.1:0"))
 
     def restart_service(self) -> None:
         """Only the service goes: every root machine in memory is lost."""
         self.peer.thin_services[0].close()
         self.peer._thin.clear()
-        self.peer.serve_thin(f"127.0.0.1:{self.port}")
+        self.relays[0].point(self.peer.serve_thin("127.0.0.1:0"))
 
     def kill_edge(self, number: int) -> None:
         """An edge vanishes with all it knew; another one comes in its place."""
-        port = int(self.addresses[number].rsplit(":", 1)[1].split("/")[0])
-        self.edges[number].close()
-        self.edges[number] = RunningEdge([self.url], self.capability, port=port, wait=False)
+        self.edges[number].kill()
+        self.edges[number] = RunningEdge([self.url], self.edge_capability, wait=False)
+        self.relays[1 + number].point(self.edges[number].url)
+
+    def kill_process(self) -> None:
+        """The same, of an edge in its own process."""
+        self.process.kill()
+        self.process = EdgeProcess(self.folder, self.url, self.edge_capability)
+        self.relays[3].point(self.process.url)
 
     def throw_away(self) -> None:
         """A leaf is gone in the middle of things, with its outbox; a new one comes."""
         _, leaf, _ = self.leaves.pop(0)
         leaf.fence("release", timeout_s=60)  # what it wrote is counted below
+        until(lambda: len(self.got) == len(self.posted), seconds=60)  # and so is what it said, or was told
         leaf.close()
         self.leaf()
 
@@ -209,12 +251,17 @@ class Story:
         missing = [each.hex() for each in self.checker.ids if not self.party.has(each)]
         assert missing == [], "a created item is missing"
         assert self.checker.compared > 10_000
+        unseen = [rule for rule in RULES if not self.checker.checked[rule]]
+        assert unseen == [], "this run says nothing about them"
 
     def close(self) -> None:
         for _, leaf, _ in self.leaves:
             leaf.close()
         for edge in self.edges:
             edge.close()
+        self.process.kill()
+        for relay in self.relays:
+            relay.close()
         self.peer.close()
 
 
@@ -227,25 +274,28 @@ def test_what_leaves_and_edges_hold_is_the_fresh_answer_of_that_tick(tmp_path: P
             story.leaf(tmp_path / f"leaf-{number}" if number % 2 else None)
         wrongs: dict[int, Callable[[], None]] = {
             2: story.cut_links,
+            1: story.kill_process,
             3: lambda: story.kill_edge(0),
             4: story.restart_service,
             5: story.throw_away,
             6: story.restart_root,
             7: lambda: story.kill_edge(1),
-            8: lambda: (story.kill_edge(0), story.kill_edge(1)),  # type: ignore[func-returns-value]
+            8: lambda: (story.kill_process(), story.kill_edge(0), story.kill_edge(1)),  # type: ignore[func-returns-value]
         }
         for batch in range(BATCHES):
             for update in range(UPDATES):
                 story.update()
                 if update % 3 == 0:
                     story.read()
+                if update % 5 == 1:
+                    story.transact()
                 story.check()
                 if update == UPDATES // 2 and batch in wrongs:
                     wrongs[batch]()
             story.say()
         story.finish()
-        until(lambda: len(story.got) >= len(story.posted) - 1, seconds=60)
-        assert len(story.got) == len(set(story.got)), "a message came twice"
+        until(lambda: len(story.got) >= len(story.posted), seconds=60)
+        assert sorted(story.got) == sorted(story.posted), "a message came twice"
 
 
 def test_a_root_that_is_killed_again_and_again_applies_each_batch_once(tmp_path: Path) -> None:
@@ -254,11 +304,12 @@ def test_a_root_that_is_killed_again_and_again_applies_each_batch_once(tmp_path:
         party = peer.create_party("Brutal")
         capability, key = party.capability(read="*", write="*").text, party.key
         log = party.create("threaded-log", type="log").id
-    port, written = free_port(), []
+    written = []
     with ExitStack() as stack:
-        root = Killable(tmp_path / "home", port)
+        relay = stack.enter_context(Relay())
+        root = Killable(tmp_path / "home", relay)
         stack.callback(lambda: root.kill())
-        leaf = stack.enter_context(connect(root.url, capability, path=tmp_path / "leaf", timeout_s=60))
+        leaf = stack.enter_context(connect(relay.url, capability, path=tmp_path / "leaf", timeout_s=60))
         mine = leaf.get(log)
         for number in range(40):
             mine.post(number)
@@ -269,7 +320,7 @@ def test_a_root_that_is_killed_again_and_again_applies_each_batch_once(tmp_path:
                 root.kill()
                 mine.post(-number)
                 written.append(-number)
-                root = Killable(tmp_path / "home", port)
+                root = Killable(tmp_path / "home", relay)
         leaf.fence("full", timeout_s=60)
         assert leaf.pending == 0
         assert [each["body"] for each in leaf.get(log).posts()] == written
@@ -278,19 +329,41 @@ def test_a_root_that_is_killed_again_and_again_applies_each_batch_once(tmp_path:
         assert [each.body for each in peer.party(key).get(log).posts()] == written
 
 
+class EdgeProcess:
+    """`echostore edge` in a process of its own, until SIGKILL."""
+
+    def __init__(self, folder: Path, up: str, capability: str) -> None:
+        file = folder / "edge.capability"
+        file.write_text(capability)
+        cli = Cli(folder / "no-home", folder / "edge-state")
+        self._process = subprocess.Popen(
+            cli.command("edge", "--listen", "127.0.0.1:0", "--up", up, "--capability", str(file), "--json"),
+            stdout=subprocess.PIPE,
+            text=True,
+            env=cli.environment(),
+        )
+        assert self._process.stdout is not None
+        self.url: str = json.loads(self._process.stdout.readline())["url"]
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
 class Killable:
     """A root in a process of its own."""
 
-    def __init__(self, home: Path, port: int) -> None:
+    def __init__(self, home: Path, relay: Relay) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", SERVE, str(home), f"127.0.0.1:{port}"],
+            [sys.executable, "-c", SERVE, str(home), "127.0.0.1:0"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
         assert self._process.stdout is not None
-        self.url = self._process.stdout.readline().strip()
-        assert self.url, "the root did not start"
+        url = self._process.stdout.readline().strip()
+        assert url, "the root did not start"
+        relay.point(url)
 
     def kill(self) -> None:
         self._process.kill()

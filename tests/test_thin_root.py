@@ -16,6 +16,7 @@ import echostore
 from echostore.kernel.coherence.arcs import ARC_IDS_BITS
 from echostore.kernel.coherence.events import Want
 from echostore.kernel.coherence.messages import IssuedId, PublishOp, RejectReason, Update
+from echostore.kernel.coherence.updates import frames_of
 from echostore.kernel.ids import ARC_BIT, ItemId, item_id
 from echostore.kernel.items.operations import METADATA, PLACEMENT, ItemOperation
 from echostore.kernel.items.tree import MOVE
@@ -460,15 +461,16 @@ def test_a_leaf_with_no_memory_of_its_batches_does_no_harm(peer: Peer) -> None:
     with ThinClient(url, capability) as client, ThinClient(url, capability) as other:
         item = client.create("task", n=0)
         client.settle()
-        sent = [frame for frame in client.sent if type(frame).__name__ in ("BeginUpdate", "LaneItem", "EndUpdate")]
-        for frame in sent:
-            client.send(frame)
-            other.send(frame)
+        sent = [message for message in client.sent if isinstance(message, Update)]
+        assert len(sent) == 1
+        for message in [*sent, *frames_of(sent[0])]:
+            client.send(message)
+            other.send(message)
         clock = client.leaf.arcs.arc
         assert clock is not None
         forged = Update(clock, 1, 2, (), (PublishOp(IssuedId(clock, 99), *other.setting(item, n=66)),))
         other.send(forged)
-        until(lambda: dict(peer.thin_services[0].indexes()[0].refusals) == {RejectReason.UNKNOWN_SYSTEM.value: 1})
+        until(lambda: dict(peer.thin_services[0].indexes()[0].refusals) == {RejectReason.UNKNOWN_SYSTEM.value: 2})
         gap = Update(clock, 7, 8, (), (PublishOp(IssuedId(clock, 98), *client.setting(item, n=77)),))
         client.send(gap)
         client.publish(client.setting(item, n=1))

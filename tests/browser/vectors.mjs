@@ -41,6 +41,15 @@ for (const bytes of vectors.bent) {
   }
 }
 for (const bytes of vectors.malformed) refuses(`bytes ${bytes}`, () => leaf.decodeFrame(unhex(bytes)));
+for (const bytes of vectors.unbelievable) {
+  const machine = new leaf.LeafMachine({ send() {}, changed() {}, told() {}, delivered() {}, lost() {} });
+  const clock = leaf.decodeFrame(unhex(bytes)).message.clock;
+  machine.opening(7n, 1n);
+  machine.receive({ generation: 7n, kind: "linked", message: { clock, tick: 1, follows: [], rejected: [] } });
+  check("linked", [machine.linked, machine.cache.cur], [true, 1]);
+  refuses(`update ${bytes.slice(0, 80)}`, () => machine.receive(leaf.decodeFrame(unhex(bytes))));
+  check("the tick after an update that was refused", machine.cache.cur, 1);
+}
 for (const { bytes } of vectors.values) {
   check(`value ${bytes}`, hex(leaf.encode("Value", leaf.toValue(leaf.fromValue(leaf.decode("Value", unhex(bytes)))))), bytes);
 }

@@ -92,7 +92,7 @@ def measure(folder: Path, narrate: Narrate) -> list[Measure]:
                 _zipf(party, leaf, int(READS * scale), narrate),
                 _reconnect(leaf, int(WARM * scale), narrate),
             ]
-        measures.append(_crowd(party, url, capability, int(CROWD * scale), narrate))
+        measures.append(_crowd(party, url, capability, CROWD, narrate))
     return [*measures, _specs(folder, int(SPECS_MANY * scale), narrate), _herd(narrate)]
 
 
@@ -352,7 +352,7 @@ async def _crowd_leaves(url: str, capability: bytes, count: int) -> None:
 
 
 async def _crowd_leaf(link: Any, spec: Spec, say: Callable[[], None]) -> None:
-    """Attach, ask once, then count: an update is counted by its last frame."""
+    """Attach, ask once, then count what comes."""
     from echostore.wire.coherence import decode_frame
 
     generation = link.welcome.generation
@@ -361,7 +361,7 @@ async def _crowd_leaf(link: Any, spec: Spec, say: Callable[[], None]) -> None:
         name = type(decode_frame(data).message).__name__
         if name == "Linked":
             await link.send(encode_frame(LinkFrame(generation, Acquire(spec))))
-        elif name in ("Grant", "EndUpdate", "Acquire"):
+        elif name in ("Grant", "Update", "Acquire"):
             say()
 
 

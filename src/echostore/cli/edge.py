@@ -45,7 +45,7 @@ def edge(
         File with the edge's own capability, made by `party capability issue` without --read. Clients need capabilities
         of the same issuer.
     status
-        host:port on the loopback that tells `echostore mesh` how the edge is.
+        host:port on the loopback that tells `echostore mesh` how the edge is, and Prometheus at /metrics.
     """
     output = Output.of(options)
     asyncio.run(_run(output, listen, up, _capability(capability), status))
@@ -60,7 +60,7 @@ async def _run(output: Output, listen: str, up: tuple[str, ...], capability: byt
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    telling = StatusServer(node.mesh)
+    telling = StatusServer(node.mesh, node.numbers)
     try:
         url = await node.start(*parse_host_port(listen))
         told = None if status is None else await telling.start(*parse_host_port(status))

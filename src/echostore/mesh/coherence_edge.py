@@ -4,8 +4,9 @@
 
 An edge has a capability of its own, and lets in whoever shows one that is signed by the same issuer, has not expired
 and is not in the index of revocations, which it holds live; while that is unknown, nobody is let in. What a client may
-read is checked here. What it may write is checked by the root against the *edge's* capability, since only a root knows
-the type of every item; so an edge takes writes of a client only if that client may write all that the edge itself may.
+read is checked here. What it may write is checked by the root, which alone knows the type of every item: an edge passes
+on with Attach what a client showed, and the root judges the client's batches by that. The edge's own rights to write,
+if it has any, are for nobody.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from echostore.kernel.coherence.cache import Cache
@@ -25,7 +26,6 @@ from echostore.kernel.coherence.events import (
     Effect,
     Event,
     EvictRecord,
-    Flush,
     LinkClosed,
     LinkId,
     Opening,
@@ -39,24 +39,19 @@ from echostore.kernel.coherence.messages import (
     Acquire,
     Announce,
     Attach,
-    BeginUpdate,
     Deannounce,
     Denied,
-    EndUpdate,
     Grant,
     GrantSystemId,
-    LaneItem,
     Message,
-    NullUpdate,
     RejectReason,
     Spec,
-    Update,
     UserMessage,
     UserReceipt,
 )
 from echostore.kernel.coherence.services import SERVICES_SPEC
-from echostore.kernel.coherence.updates import frames_of
 from echostore.kernel.errors import EchoError, Refused
+from echostore.mesh.coherence_numbers import Sent, ThinNumbers
 from echostore.mesh.coherence_socket import (
     GOING_AWAY,
     NOT_ALLOWED,
@@ -71,8 +66,9 @@ from echostore.mesh.coherence_socket import (
     keep_until_done,
 )
 from echostore.thin.link import CapabilityRefused, Link, Welcome, open_link
-from echostore.wire.capabilities import ANY_TYPE, Grants, read_capability
+from echostore.wire.capabilities import Grants, encode_credential, read_capability
 from echostore.wire.coherence import LinkFrame, decode_frame, encode_frame
+from echostore.wire.coherence_parts import parts_of
 from echostore.wire.index_spec import (
     FENCE_SPEC,
     REVOCATIONS_SPEC,
@@ -136,6 +132,7 @@ class EdgeNode:
         self.refusals: dict[str, int] = {}
         self.acquires = 0
         self.upstream = 0
+        self._sent = Sent()
         self.refused_up: str | None = None
         """Why the root does not take this edge, once it said so."""
 
@@ -163,6 +160,20 @@ class EdgeNode:
             acquires=self.acquires,
             upstream=self.upstream,
             refusals=tuple(sorted(counted.items())),
+        )
+
+    def numbers(self) -> ThinNumbers:
+        """What is counted, for monitors."""
+        status = self.status()
+        return ThinNumbers(
+            links=status.links,
+            systems=status.systems,
+            indexes=status.held,
+            hits=max(0, status.acquires - status.upstream),
+            misses=status.upstream,
+            updates=self._sent.updates,
+            backpressure=self._sent.backpressure,
+            refused=dict(status.refusals),
         )
 
     def mesh(self, last: int) -> dict[str, Any]:
@@ -236,6 +247,7 @@ class EdgeNode:
         self._take_root(link.welcome)
         self._up, self._up_url = link, url
         self._up_queue.clear()
+        self.server.read_on()
         writer = asyncio.ensure_future(self._write_up(link))
         useful = False
         try:
@@ -280,6 +292,8 @@ class EdgeNode:
             self._up_filled.clear()
             while self._up_queue:
                 await link.send(self._up_queue.popleft())
+                if len(self._up_queue) == UP_BUFFER_MAX // 2:
+                    self.server.read_on()
 
     async def _ask_again(self) -> None:
         while True:
@@ -346,8 +360,6 @@ class EdgeNode:
             "feed": welcome.feed.hex(),
             "device": str(welcome.rights.get("device", "")),
         }
-        if not self._may_write(grants):
-            fields["write"] = []
         return Door(fields)
 
     def opened(self, link: ServedLink) -> None:
@@ -369,11 +381,11 @@ class EdgeNode:
             self._count(reason)
             if isinstance(message, Acquire):
                 link.send(Denied(message.spec, reason))
-            elif isinstance(message, BeginUpdate | LaneItem | EndUpdate | NullUpdate):
-                link.close(NOT_ALLOWED, "writes of this capability go to the root")
             return
         if isinstance(message, Acquire):
             self.acquires += 1
+        elif isinstance(message, Attach) and not message.turn:
+            message = replace(message, credential=encode_credential(link.shown))
         self._happens(Received(link.id, frame.generation, message))
 
     def _refusal(self, link: ServedLink, message: Message) -> RejectReason | None:
@@ -390,13 +402,8 @@ class EdgeNode:
                 return None
             case UserMessage() | UserReceipt() | Announce() | Deannounce():
                 return None if grants.messages else RejectReason.NOT_ALLOWED
-            case BeginUpdate() | LaneItem() | EndUpdate() | NullUpdate():
-                return None if self._may_write(grants) else RejectReason.NOT_ALLOWED
             case _:
                 return None
-
-    def _may_write(self, grants: Grants) -> bool:
-        return bool(grants.write) and (ANY_TYPE in grants.write or set(self.grants.write) <= set(grants.write))
 
     def _unreadable(self, spec: Spec, grants: Grants) -> RejectReason | None:
         if spec.startswith(SERVICES_SPEC):
@@ -431,8 +438,7 @@ class EdgeNode:
 
     def _happens(self, event: Event) -> None:
         self._perform(self.edge.receive(event))
-        for link in self.edge.serving.due():
-            self._perform(self.edge.receive(Flush(link)))
+        self._perform(self.edge.serving.tell())
 
     def _perform(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
@@ -450,8 +456,7 @@ class EdgeNode:
 
     def _send_up(self, generation: int, message: Message) -> None:
         self.upstream += isinstance(message, Acquire) and message.spec != REVOCATIONS_SPEC
-        parts: Sequence[Message] = frames_of(message) if isinstance(message, Update) else (message,)
-        for part in parts:
+        for part in parts_of(message):
             data = encode_frame(LinkFrame(generation, part))
             self.server.trace.add(UP, "out", part, len(data))
             self._up_queue.append(data)
@@ -463,6 +468,7 @@ class EdgeNode:
             return
         if isinstance(message, GrantSystemId) and not message.turn and not speaks_for_others(link.grants):
             self._owners.note(message.system, Owner(link.key, link.grants.id))
+        self._sent.count(message)
         try:
             link.send(self._shown(link, message))
         except MalformedIndex:

@@ -1,4 +1,7 @@
-"""A loopback endpoint that tells how an edge is: GET / answers one JSON document, `?trace=N` with the last messages."""
+"""A loopback endpoint that tells how an edge is.
+
+GET / answers one JSON document, `?trace=N` with the last messages; GET /metrics what Prometheus reads.
+"""
 
 import ipaddress
 from collections.abc import Callable
@@ -12,6 +15,7 @@ from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
 from echostore.kernel.errors import Refused, UsageError
+from echostore.mesh.coherence_numbers import ThinNumbers, metrics_text
 
 TRACE_MAX: Final = 2048
 
@@ -19,8 +23,9 @@ TRACE_MAX: Final = 2048
 class StatusServer:
     """Answers until it is closed. Nothing but the loopback is listened on: links tell who is connected."""
 
-    def __init__(self, tell: Callable[[int], dict[str, Any]]) -> None:
+    def __init__(self, tell: Callable[[int], dict[str, Any]], numbers: Callable[[], ThinNumbers]) -> None:
         self._tell = tell
+        self._numbers = numbers
         self._server: Server | None = None
 
     async def start(self, host: str, port: int) -> str:
@@ -41,13 +46,18 @@ class StatusServer:
 
     def _answer(self, connection: ServerConnection, request: Request) -> Response:
         parts = urlsplit(request.path)
+        if parts.path == "/metrics":
+            return _response("text/plain; version=0.0.4; charset=utf-8", metrics_text(self._numbers()).encode())
         if parts.path != "/":
             return connection.respond(HTTPStatus.NOT_FOUND, "not found\n")
         asked = parse_qs(parts.query).get("trace", ["0"])[0]
         last = min(TRACE_MAX, int(asked)) if asked.isdecimal() and len(asked) < 9 else 0
-        data = msgspec.json.encode(self._tell(last))
-        headers = Headers({"Content-Type": "application/json", "Content-Length": str(len(data)), "Connection": "close"})
-        return Response(HTTPStatus.OK.value, HTTPStatus.OK.phrase, headers, data)
+        return _response("application/json", msgspec.json.encode(self._tell(last)))
+
+
+def _response(kind: str, data: bytes) -> Response:
+    headers = Headers({"Content-Type": kind, "Content-Length": str(len(data)), "Connection": "close"})
+    return Response(HTTPStatus.OK.value, HTTPStatus.OK.phrase, headers, data)
 
 
 async def _refuse(connection: ServerConnection) -> None:

@@ -23,7 +23,7 @@ from echostore.kernel.models.property_set import Change, Increment, PropertySet,
 from echostore.kernel.models.threaded_log import Post
 from echostore.kernel.reasons import Reason
 from echostore.kernel.values import Value
-from echostore.peer.coherence_ledger import CoherenceLedger
+from echostore.peer.coherence_ledger import CoherenceLedger, PlacedOp
 from echostore.peer.item_kinds import ArrayItem, PropertySetItem, TextItem
 from echostore.wire.capabilities import Grants
 from echostore.wire.generated import message_pb2
@@ -59,6 +59,8 @@ class BatchWriter:
     def __init__(self, party: "Party", ledger: CoherenceLedger) -> None:
         self._party = party
         self._ledger = ledger
+        self.doubtful = False
+        """Whether the party rejected something that was written since somebody last looked."""
 
     def write(
         self,
@@ -76,6 +78,8 @@ class BatchWriter:
         runtime = self._party.runtime
         rejected: list[Rejected] = list(commit.rejected)
         earlier = list(told)
+        placed: tuple[str, bytes] | None = None
+        noted = len(runtime.processor.new_rejects)
 
         def row() -> tuple[str, bytes]:
             fresh = [(tick, RejectOp(op, reason)) for op, reason in rejected]
@@ -91,12 +95,23 @@ class BatchWriter:
                         writing.apply(op, commit.ops[place + 1 :])
                     except _Rejection as rejection:
                         rejected.append((op.op, rejection.reason))
+                if writing.placed:
+                    placed = self._ledger.ops_row(writing.seq, commit.clock, writing.placed)
+                    runtime.append_notes.update([placed])
                 runtime.append_notes.update([row()])
         except TooLarge:
+            self._take_back(placed)
             return self._refuse_all(commit, RejectReason.TOO_LARGE, row, rejected)
         except Refused:  # this device may not write to the party any more
+            self._take_back(placed)
             return self._refuse_all(commit, RejectReason.EXCLUDED, row, rejected)
+        self.doubtful = self.doubtful or len(runtime.processor.new_rejects) != noted
         return tuple(rejected)
+
+    def _take_back(self, placed: tuple[str, bytes] | None) -> None:
+        """The block that a row speaks of was not written; its number is another one's."""
+        if placed is not None:
+            self._party.runtime.append_notes.pop(placed[0], None)
 
     def _refuse_all(
         self, commit: Commit, reason: RejectReason, row: Callable[[], tuple[str, bytes]], rejected: list[Rejected]
@@ -128,9 +143,20 @@ class _Writing:
         self._arcs = arcs
         self._commit = commit
         self._feed: FeedId = runtime.data.feed
+        self.seq: int = runtime.data.cursor.length
+        self.placed: list[PlacedOp] = []
+        """Where in the message each operation stands."""
 
     def apply(self, op: PublishOp, later: Sequence[PublishOp]) -> None:
         """Into the open batch; _Rejection says why not."""
+        start = self._runtime.next_position
+        inserts = self._apply(op, later)
+        self._collect()  # each edit is an operation of its own, so that each can be told as excluded
+        if self._runtime.next_position > start:
+            self.placed.append(PlacedOp(op.op.n, start, self._runtime.next_position, inserts))
+
+    def _apply(self, op: PublishOp, later: Sequence[PublishOp]) -> bool:
+        """Whether something was put into a text or a list."""
         if len(op.object) != ITEM_ID_BYTES:
             raise _Rejection(RejectReason.MALFORMED)
         item = ItemId(op.object)
@@ -138,10 +164,12 @@ class _Writing:
             asked = read_delta(op.delta)
             if isinstance(asked, (TextEdit, ListEdit)):
                 self._edit(item, asked)
-            elif asked.WhichOneof("kind") == "genesis":
+                return bool(asked.inserted)
+            if asked.WhichOneof("kind") == "genesis":
                 self._create(item, asked, later)
             else:
                 self._change(item, asked)
+            return False
         except MalformedIndex:
             raise _Rejection(RejectReason.MALFORMED) from None
         except OperationRefused as refusal:

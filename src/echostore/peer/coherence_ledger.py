@@ -3,36 +3,39 @@
     thin/<root>/ticks              how many ticks are reserved
     thin/<root>/system/<path>      a system: whose it is, the question it was named by, its arcs and their releases
     thin/<root>/batch/<path>.<gen> how many batches of an arc are in the feed, and what of them was rejected
+    thin/<root>/rights/<id>        a capability by which a system behind an edge writes
+    thin/<root>/op/<seq>           whose operations the block `seq` of the feed holds, and where in it
 
 An account row is written in the same commit as the blocks of its batch: whatever a crash leaves, a batch is in the feed
 exactly if its row says so. Ticks are reserved in advance, so that most ticks write nothing, and a restart goes on
 behind the reserved ones: no tick ever names two states. A root that writes another feed has another name and begins
 anew (`root_system`).
+
+A row of operations is written with its block too, and kept for as long as the block may still be excluded: until the
+party stands on an epoch that holds it. What is told as excluded leaves the row in the commit that keeps the rejection.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
 from echostore.kernel.coherence.arcs import NONCES_MAX, ArcLedger, Granted
 from echostore.kernel.coherence.batches import REJECTIONS_MAX, Batches
-from echostore.kernel.coherence.messages import Arc, IssuedId, RejectOp, RejectReason, SystemId
+from echostore.kernel.coherence.messages import Arc, IssuedId, RejectOp, SystemId
 from echostore.kernel.errors import Corrupt
 from echostore.kernel.ids import PartyKey
-from echostore.kernel.reasons import Reason
 from echostore.store.feed_store import FeedStore
+from echostore.wire.capabilities import Grants, read_capability
+from echostore.wire.coherence_names import REASONS
+from echostore.wire.index_spec import MalformedIndex
 from echostore.wire.system_owners import Owner, SystemOwners
 
 TICKS_RESERVED = 4096
 """Ticks for one durable write."""
 
 ROOT_TAG = b"echostore:thin-root\0"
-
-_REASONS: dict[str, RejectReason | Reason] = {
-    **{each.value: each for each in Reason},
-    **{each.value: each for each in RejectReason},
-}
 
 
 class _SystemRow(msgspec.Struct):
@@ -48,6 +51,23 @@ class _AccountRow(msgspec.Struct):
     applied: int
     rejected: list[tuple[int, int, int, str]]
     """Tick, gen and number of the operation, reason."""
+    objects: list[str] = []
+    """The items of those, in hex, where they are known; as many or none."""
+
+
+class PlacedOp(NamedTuple):
+    """An operation of a leaf in a block: its number in its arc, and the positions from `start` up to `end`."""
+
+    n: int
+    start: int
+    end: int
+    inserts: bool = False
+    """Whether it puts something into a text or a list."""
+
+
+class _OpsRow(msgspec.Struct):
+    arc: tuple[str, int]
+    ops: list[PlacedOp]
 
 
 def root_system(party: PartyKey, writer: bytes) -> SystemId:
@@ -63,6 +83,7 @@ class CoherenceLedger:
         self._system = system
         self._prefix = f"thin/{system.root.hex()}/"
         self.owners = SystemOwners()
+        self._rights: dict[bytes, Grants] = {}
 
     # ticks
 
@@ -92,9 +113,10 @@ class CoherenceLedger:
                 row = msgspec.json.decode(data, type=_AccountRow)
                 batches.applied[arc] = batches.exposed[arc] = row.applied
                 if row.rejected:
+                    objects = [bytes.fromhex(each) for each in row.objects] or [b""] * len(row.rejected)
                     batches.rejections[arc] = tuple(
-                        (tick, RejectOp(IssuedId(Arc(arc.system, of), n), _REASONS[reason]))
-                        for tick, of, n, reason in row.rejected
+                        (tick, RejectOp(IssuedId(Arc(arc.system, of), n), REASONS[reason], object))
+                        for (tick, of, n, reason), object in zip(row.rejected, objects, strict=True)
                     )
         except (msgspec.MsgspecError, ValueError, KeyError) as error:
             raise Corrupt("The account of thin clients in feeds.db is damaged.") from error
@@ -141,11 +163,76 @@ class CoherenceLedger:
             rows[f"{self._prefix}system/{_path(system)}"] = msgspec.json.encode(row)
         self._feeds.set_about(rows)
 
+    def keep_rights(self, id: bytes, capability: bytes) -> None:
+        """Remember a capability that was found good: an edge that comes back names its leaves, and no more of them."""
+        if id not in self._rights:
+            self._rights[id] = read_capability(capability)
+            self._feeds.set_about({f"{self._prefix}rights/{id.hex()}": capability})
+
+    def rights(self, id: bytes) -> Grants | None:
+        if id not in self._rights:
+            kept = self._feeds.about(f"{self._prefix}rights/{id.hex()}")
+            if kept is None:
+                return None
+            try:
+                self._rights[id] = read_capability(kept)
+            except MalformedIndex as error:
+                raise Corrupt("The account of thin clients in feeds.db is damaged.") from error
+        return self._rights[id]
+
     def account_row(self, arc: Arc, batch: int, rejections: Iterable[tuple[int, RejectOp]]) -> tuple[str, bytes]:
         """The row that says how far an arc is applied, for the commit that holds the batch."""
-        rejected = [(tick, told.op.arc.gen, told.op.n, told.reason.value) for tick, told in rejections]
-        row = _AccountRow(batch, rejected[-REJECTIONS_MAX:])
+        last = list(rejections)[-REJECTIONS_MAX:]
+        rejected = [(tick, told.op.arc.gen, told.op.n, told.reason.value) for tick, told in last]
+        objects = [told.object.hex() for _, told in last] if any(told.object for _, told in last) else []
+        row = _AccountRow(batch, rejected, objects)
         return f"{self._prefix}batch/{_path(arc.system)}.{arc.gen}", msgspec.json.encode(row)
+
+    # operations that may be excluded yet
+
+    def ops_row(self, seq: int, arc: Arc, ops: Iterable[PlacedOp]) -> tuple[str, bytes]:
+        """The row that says whose operations a block holds, for the commit that holds the block."""
+        return self._ops_name(seq), msgspec.json.encode(_OpsRow((_path(arc.system), arc.gen), list(ops)))
+
+    def ops_of(self, seq: int) -> tuple[Arc, list[PlacedOp]] | None:
+        """Whose operations a block holds, as far as they were not told as excluded; None: nobody's."""
+        data = self._feeds.about(self._ops_name(seq))
+        if data is None:
+            return None
+        try:
+            row = msgspec.json.decode(data, type=_OpsRow)
+            return Arc(self._named(row.arc[0]), row.arc[1]), row.ops
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise Corrupt("The account of thin clients in feeds.db is damaged.") from error
+
+    def keep_excluded(
+        self,
+        batches: Batches,
+        told: Mapping[Arc, Iterable[RejectOp]],
+        tick: int,
+        left: Mapping[int, tuple[Arc, list[PlacedOp]]],
+    ) -> None:
+        """Operations have no effect from a tick on: their systems' accounts say so, and their blocks' rows no more.
+
+        `left` is what is still in force of each block. All of it is on disk when this returns, or nothing.
+        """
+        rows: dict[str, bytes | None] = {}
+        for arc, rejected in told.items():
+            earlier = batches.rejections.get(arc, ())
+            account = [*earlier, *((tick, each) for each in rejected)]
+            rows.update([self.account_row(arc, batches.applied.get(arc, 0), account)])
+        for seq, (arc, ops) in left.items():
+            name, row = self.ops_row(seq, arc, ops)
+            rows[name] = row if ops else None
+        self._feeds.set_about(rows)
+
+    def forget_ops(self, seq: int) -> None:
+        """Blocks below `seq` can't be excluded any more."""
+        kept = self._feeds.about_under(f"{self._prefix}op/")
+        self._feeds.set_about({name: None for name in kept if name < self._ops_name(seq)})
+
+    def _ops_name(self, seq: int) -> str:
+        return f"{self._prefix}op/{seq:016x}"
 
 
 def _path(system: SystemId) -> str:

@@ -17,6 +17,7 @@ under the peer's lock.
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Set
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from echostore.kernel.coherence.events import (
@@ -31,7 +32,7 @@ from echostore.kernel.coherence.events import (
     Evaluated,
     Event,
     EvictEntry,
-    Flush,
+    Excluded,
     Forget,
     LinkClosed,
     LinkId,
@@ -61,6 +62,7 @@ from echostore.kernel.coherence.messages import (
     Service,
     Spec,
     SystemId,
+    Update,
     UserMessage,
     UserReceipt,
 )
@@ -74,11 +76,13 @@ from echostore.kernel.coherence.quotas import (
 from echostore.kernel.coherence.root import WINDOW_TICKS, Root
 from echostore.kernel.coherence.services import SERVICE_TTL_S, SERVICES_SPEC
 from echostore.kernel.errors import TooLarge
-from echostore.kernel.ids import DeviceKey, ItemId
+from echostore.kernel.ids import DeviceKey, FeedId, ItemId
+from echostore.mesh.coherence_numbers import ThinNumbers
 from echostore.peer.coherence_batches import BatchWriter
+from echostore.peer.coherence_exclusions import ExclusionWatch
 from echostore.peer.coherence_ledger import CoherenceLedger, root_system
 from echostore.peer.coherence_watch import IndexWatch
-from echostore.wire.capabilities import Grants
+from echostore.wire.capabilities import Credential, Grants, read_credential
 from echostore.wire.index_spec import (
     FENCE_SPEC,
     REVOCATIONS_SPEC,
@@ -89,7 +93,7 @@ from echostore.wire.index_spec import (
     revocations_value,
 )
 from echostore.wire.items import encode_record
-from echostore.wire.system_owners import Owner
+from echostore.wire.system_owners import Owner, speaks_for_others
 
 if TYPE_CHECKING:
     from echostore.peer.party import Party
@@ -146,13 +150,14 @@ class CoherenceRoot:
         self._commits_at_s: float | None = None
         self._cut_due = False
         self._last_cut_s = 0.0
-        self._writers: dict[Arc, Grants] = {}
+        self._writers: dict[Arc, Grants | None] = {}
         self._heard: dict[Service, float] = {}
         self._idle: dict[Spec, float] = {}
         self._types: deque[tuple[int, frozenset[str] | None]] = deque()
         """Ticks of the window with the types of items that changed in them; None: any may have."""
         self.refusals: dict[str, int] = {}
         self.acquires = 0
+        self._last_asked: tuple[Spec | None, IndexQuery | None] = (None, None)
         with party.reading() as runtime:
             writer = runtime.data.cursor.key if runtime.data is not None else peer.device
             self.system: SystemId = root_system(party.key, writer)
@@ -165,10 +170,14 @@ class CoherenceRoot:
             self.root = Root(self.system, self._codec, tick=tick, batches=self._ledger.load())
             self.watch = IndexWatch(runtime.source, sign=device_key.sign, record=self._record)
             self._batches = BatchWriter(party, self._ledger)
+            self.exclusions = ExclusionWatch(self._ledger, FeedId(self.feed))
+            self.exclusions.forget_settled(runtime)
             self._touched: set[ItemId] = set()
             self._known_from = tick
             self._end = party.live.listen(self._changed)
             party.capabilities.on_revoked.append(self._revoked)
+            runtime.processor.on_admission.append(self._admission_moved)
+        self._outlet.later(0.0, self.cut)  # what was excluded while nobody served is told from here on
 
     @property
     def tick(self) -> int:
@@ -228,7 +237,7 @@ class CoherenceRoot:
                     self._outlet.send(link, generation, Denied(spec, reason))
                 return reason is None
             case Attach():
-                if not self._ledger.owners.allows(message, grants, self._keys[link]):
+                if not self._may_attach(link, message, grants):
                     self._count(RejectReason.NOT_ALLOWED)
                     return False
                 wait_s = self._charge(b"attach " + link.encode(), ATTACHES_PER_S, ATTACHES_BURST)
@@ -241,12 +250,38 @@ class CoherenceRoot:
                 elif isinstance(message, Announce):
                     self._heard[message.service] = self._now()
                 return grants.messages
-            case BeginUpdate() | LaneItem() | EndUpdate() | NullUpdate():
+            case Update() | BeginUpdate() | LaneItem() | EndUpdate() | NullUpdate():
                 if self.root.serving.leads_to(message.clock.system, link):
-                    self._writers[message.clock] = grants
+                    self._writers[message.clock] = self._rights_of(link, message.clock.system, grants)
                 return True
             case _:
                 return True
+
+    def _may_attach(self, link: LinkId, attach: Attach, grants: Grants) -> bool:
+        """A link attaches its own system; one that speaks for others those that show what they are allowed."""
+        owners = self._ledger.owners
+        if not attach.turn:
+            return owners.allows(attach, grants, self._keys[link])
+        if not speaks_for_others(grants):
+            return False
+        shown = self._credential(attach)
+        return shown is not None and owners.allows(replace(attach, turn=()), shown[0], shown[1].key)
+
+    def _credential(self, attach: Attach) -> tuple[Grants, Credential] | None:
+        """What a system behind an edge showed there; None when it is worth nothing here."""
+        try:
+            grants, shown = read_credential(attach.credential)
+        except MalformedIndex:
+            return None
+        return None if self.party.capabilities.why_not(grants) else (grants, shown)
+
+    def _rights_of(self, link: LinkId, system: SystemId, grants: Grants) -> Grants | None:
+        """By what a batch of this system is judged: its own capability, wherever it comes by."""
+        owner = self._ledger.owners.owners.get(system)
+        if owner is None or owner.key == self._keys[link] or not speaks_for_others(grants):
+            return grants
+        own = self._ledger.rights(owner.capability)
+        return None if own is None or self.party.capabilities.why_not(own) else own
 
     def _why_not(self, spec: Spec, grants: Grants) -> RejectReason | None:
         if spec.startswith(SERVICES_SPEC):
@@ -265,7 +300,12 @@ class CoherenceRoot:
         return None if grants.may_read(asked, item_type) else RejectReason.NOT_ALLOWED
 
     def _asked(self, spec: Spec) -> IndexQuery:
-        return self.watch.asked(spec) or index_query(spec)
+        """What a spec asks for. Each step of a question wants to know, and reading it is much of the work."""
+        known, asked = self._last_asked
+        if known != spec or asked is None:
+            asked = self.watch.asked(spec) or index_query(spec)
+            self._last_asked = (spec, asked)
+        return asked
 
     def _charge(self, key: bytes, rate: float, burst: float) -> float:
         return self._quotas.charge({key: 1}, rate=rate, burst=burst, now=self._now())
@@ -280,15 +320,20 @@ class CoherenceRoot:
             system = message.system or arcs.nonces.get(message.nonce)
             if system is None or system not in arcs.gens:
                 return
-            owner = Owner(self._keys[link], self.grants[link].id)
-            owned = not message.turn and self._owns(link, system) and self._ledger.owners.note(system, owner)
+            owner, rights = Owner(self._keys[link], self.grants[link].id), b""
+            if message.turn:
+                grants, shown = read_credential(message.credential)
+                owner, rights = Owner(shown.key, grants.id), shown.capability
+            owned = self._owns(owner, system) and self._ledger.owners.note(system, owner)
+            if rights:
+                self._ledger.keep_rights(owner.capability, rights)
             if owned or (arcs.systems_count, arcs.arcs_count) != before:
                 self._save([system])
 
-    def _owns(self, link: LinkId, system: SystemId) -> bool:
-        """Whether a link speaks for a system of its own, and not for one that belongs to another."""
+    def _owns(self, owner: Owner, system: SystemId) -> bool:
+        """Whether somebody speaks for a system of its own, and not for one that belongs to another."""
         known = self._ledger.owners.owners.get(system)
-        return known is None or known.key == self._keys[link] or known.capability == self.grants[link].id
+        return known is None or known.key == owner.key or known.capability == owner.capability
 
     def _save(self, systems: Iterable[SystemId]) -> None:
         with self.party.reading():
@@ -331,8 +376,7 @@ class CoherenceRoot:
 
     def _tell(self) -> None:
         """Bring all links up to the current tick for which there is something to say."""
-        for link in self.root.serving.due():
-            self._perform(self.root.receive(Flush(link)))
+        self._perform(self.root.serving.tell())
 
     # indexes
 
@@ -389,6 +433,10 @@ class CoherenceRoot:
             due_s = 0.0 if many else max(0.0, self._last_cut_s + TICK_S - self._now())
             self._outlet.later(due_s, self.cut)
 
+    def _admission_moved(self) -> None:
+        """Under the peer's lock: blocks count that did not, or don't any more."""
+        self._outlet.later(0.0, self.cut)
+
     def cut(self) -> None:
         """Cut a tick, if anything happened, and tell everybody."""
         if not self.party.runtime.closed:
@@ -401,7 +449,11 @@ class CoherenceRoot:
                 runtime.flush()
             touched, self._touched = self._touched, set()
             self._cut_due = False
-            if not touched and not force:
+            if self._batches.doubtful:
+                self._batches.doubtful = False
+                self.exclusions.suspect()
+            excluded = self.exclusions.look(runtime)
+            if not touched and not force and not excluded:
                 return []
             self._last_cut_s = self._now()
             self._codec.forget()
@@ -417,6 +469,9 @@ class CoherenceRoot:
             effects: list[Effect] = []
             for spec in overgrown:
                 effects += self.root.receive(EvictEntry(spec))
+            if excluded:
+                for clock, rejected in self.exclusions.keep(excluded, self.root.batches, tick):
+                    effects += self.root.receive(Excluded(clock, tick, rejected))
             if REVOCATIONS_SPEC in self.root.holdings:
                 value = revocations_value(self.party.capabilities.revoked())
                 known = self.root.holdings.newest(REVOCATIONS_SPEC)
@@ -492,7 +547,9 @@ class CoherenceRoot:
     # from time to time
 
     def sweep(self) -> None:
-        """Services that fell silent, indexes that nobody watches."""
+        """Services that fell silent, indexes that nobody watches, blocks that can't be excluded any more."""
+        with self.party.reading() as runtime:
+            self.exclusions.forget_settled(runtime)
         now = self._now()
         silent = [service for service, heard_s in self._heard.items() if now - heard_s > ANNOUNCE_S]
         for service in silent:
@@ -521,8 +578,22 @@ class CoherenceRoot:
             self._perform(self._cut(force=True))
             self._tell()
 
+    def numbers(self) -> ThinNumbers:
+        """What is counted, for monitors."""
+        return ThinNumbers(
+            systems=len(self.root.serving.routes),
+            indexes=len(self.root.holdings),
+            hits=max(0, self.acquires - self.watch.evaluations),
+            misses=self.watch.evaluations,
+            excluded=self.exclusions.told,
+            refused=dict(self.refusals),
+        )
+
     def close(self) -> None:
         """Listen no more. Links are the service's to end."""
         self._end()
+        on_admission = self.party.runtime.processor.on_admission
+        if self._admission_moved in on_admission:
+            on_admission.remove(self._admission_moved)
         if self._revoked in self.party.capabilities.on_revoked:
             self.party.capabilities.on_revoked.remove(self._revoked)

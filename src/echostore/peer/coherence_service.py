@@ -11,13 +11,14 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from echostore.kernel.coherence.events import LinkId
 from echostore.kernel.coherence.messages import Message
 from echostore.kernel.errors import Closed, EchoError, NotFound, Refused, TimedOut, Unreachable
 from echostore.kernel.ids import PartyKey
+from echostore.mesh.coherence_numbers import Sent, ThinNumbers, added
 from echostore.mesh.coherence_socket import (
     FAILED,
     GOING_AWAY,
@@ -97,6 +98,9 @@ class ThinService:
         self._closed = False
         self._loop = asyncio.new_event_loop()
         self.server = ThinServer(self, now_ms=peer.now_ms)
+        self._sent = Sent()
+        self._past = ThinNumbers()
+        """What roots counted that are no more."""
         self._thread = threading.Thread(target=self._run, name="echostore-thin", daemon=True)
         self._thread.start()
         try:
@@ -170,6 +174,20 @@ class ThinService:
 
         async def collect() -> dict[str, int]:
             return dict(sorted(self.server.refusals.items()))
+
+        return self.call(collect())
+
+    def numbers(self) -> ThinNumbers:
+        """What is counted, for monitors."""
+
+        async def collect() -> ThinNumbers:
+            served = ThinNumbers(
+                links=len(self.server.links),
+                updates=self._sent.updates,
+                backpressure=self._sent.backpressure,
+                refused=dict(self.server.refusals),
+            )
+            return added([served, self._past, *(root.numbers() for root in self._roots.values())])
 
         return self.call(collect())
 
@@ -248,9 +266,12 @@ class ThinService:
         except EchoError as error:
             _log.error("a root of thin clients failed", extra={"party": root.party.key.hex(), "why": str(error)})
             self._fail(root, str(error))
+        if not root.full:
+            self.server.read_on()
 
     def _fail(self, root: CoherenceRoot, why: str) -> None:
         self._forget(root)
+        self.server.read_on()
         for id, other in list(self._root_of.items()):
             if other is root:
                 del self._root_of[id]
@@ -261,6 +282,8 @@ class ThinService:
     def _forget(self, root: CoherenceRoot) -> None:
         if self._roots.get(root.party.key) is root:
             del self._roots[root.party.key]
+            last = root.numbers()
+            self._past = added([self._past, replace(last, systems=0, indexes=0)])
         root.close()
         if self._revoked in root.party.capabilities.on_revoked:
             root.party.capabilities.on_revoked.remove(self._revoked)
@@ -275,6 +298,7 @@ class ThinService:
     def send(self, link: LinkId, message: Message) -> None:
         found = self.server.links.get(link)
         if found is not None:
+            self._sent.count(message)
             found.send(message)
 
     def drop(self, link: LinkId, detail: str) -> None:

@@ -29,6 +29,7 @@ from echostore.kernel.query.order import order_key
 from echostore.kernel.query.source import Deleted, Row, Source
 from echostore.kernel.query.spec import QuerySpec, Stage
 from echostore.kernel.values import Reference, Value, check_value
+from echostore.peer.coherence_fields import FieldSource
 from echostore.wire.generated import index_pb2
 from echostore.wire.index_spec import ITEMS_MAX, IndexItem, IndexQuery, index_value, seal_statement
 from echostore.wire.models import CODECS
@@ -111,7 +112,7 @@ class IndexWatch:
     """All watched indexes of one party."""
 
     def __init__(self, source: Source, *, sign: Callable[[bytes], bytes], record: Callable[[ItemId], bytes]) -> None:
-        self._source = source
+        self._source = FieldSource(source)
         self._sign = sign
         self._record = record
         self._watched: dict[Spec, WatchedIndex] = {}
@@ -174,6 +175,11 @@ class IndexWatch:
 
     def changed(self, items: Set[ItemId]) -> tuple[list[tuple[Spec, IndexValue]], list[Spec]]:
         """The indexes whose values are other ones now, and those that are too large from now on."""
+        with self._source.still():
+            self._source.changed(items)
+            return self._follow(items)
+
+    def _follow(self, items: Set[ItemId]) -> tuple[list[tuple[Spec, IndexValue]], list[Spec]]:
         fresh: list[tuple[Spec, IndexValue]] = []
         overgrown: list[Spec] = []
         for spec, concerned in self._concerned(items).items():

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Final
 
 from echostore.kernel.errors import Refused, Unreachable, UsageError
+from echostore.mesh.coherence_numbers import added
 from echostore.peer.network import parse_address
 from echostore.peer.progress import party_progress
 
@@ -153,11 +154,31 @@ class _Collector:
             counters.bytes_sent + sum(each.bytes_sent for each in connections),
         )
         yield counter("received_frames", "Frames received from other peers.", counters.frames_received)
+        intake = network.intake
+        over = {"feed": intake.over_feed_blocks, "device": intake.over_device_blocks}
+        yield counters_by("over_quota_blocks", "Blocks that came beyond a quota, by whose.", "quota", over)
+        yield counter("slowed_blocks", "Of these, blocks that others went before.", intake.slowed_blocks)
+        yield gauge("intake_waiting", "Ranges of blocks that wait for their turn.", intake.waiting)
         if service.pinner is not None:
             pins = service.pinner.counters
             yield counter("pinned_chunks", "Chunks of files fetched to be kept.", pins.fetched)
             yield gauge("pins_missing", "Chunks of files that nobody could give so far.", pins.missing)
+        yield from self._thin()
         yield from self._parties()
+
+    def _thin(self) -> Iterator[Any]:
+        """What the services for thin clients count, together."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        services = self._service.peer.thin_services
+        if not services:
+            return
+        for each in added(service.numbers() for service in services).families():
+            kind = CounterMetricFamily if each.kind == "counter" else GaugeMetricFamily
+            family = kind(f"echostore_{each.name}", each.about, labels=[each.label] if each.label else [])
+            for label, value in sorted(each.values.items()):
+                family.add_metric([label] if each.label else [], value)
+            yield family
 
     def _parties(self) -> Iterator[Any]:
         from prometheus_client.core import GaugeMetricFamily

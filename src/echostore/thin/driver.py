@@ -56,21 +56,21 @@ from echostore.kernel.coherence.messages import (
     RejectReason,
     Spec,
     Touched,
-    Update,
     UserMessage,
     UserReceipt,
     Witness,
 )
 from echostore.kernel.coherence.outbox import Batch
-from echostore.kernel.coherence.updates import frames_of
-from echostore.kernel.errors import Closed, EchoError, Refused, StorageFailed, Unreachable
+from echostore.kernel.errors import Closed, EchoError, StorageFailed, Unreachable
 from echostore.kernel.ids import FeedId
 from echostore.thin.leaf_store import LeafStore
 from echostore.thin.link import CapabilityRefused, Link, Welcome, open_link
 from echostore.thin.teller import Teller
-from echostore.thin.waiting import Gone, Rejection, disappoint, fulfil
+from echostore.thin.touches import Touches
+from echostore.thin.waiting import Rejection, disappoint, fulfil, not_to_be_had
 from echostore.wire.capabilities import Grants, read_capability
 from echostore.wire.coherence import LinkFrame, decode_frame, encode_frame
+from echostore.wire.coherence_parts import parts_of
 from echostore.wire.index_spec import IndexCodec
 from echostore.wire.sync import MalformedFrame
 
@@ -90,9 +90,7 @@ ANNOUNCE_S: Final = 10.0
 """A service is forgotten when it is not announced for 30 s."""
 
 TOLD_MAX: Final = 1000
-"""Rejections and messages that are kept for an application that does not take them."""
-
-TOUCHED_MAX: Final = 1000
+"""Messages that are kept for an application that does not take them."""
 
 
 class Driver:
@@ -119,7 +117,6 @@ class Driver:
         self.refused: EchoError | None = None
         """Why no address takes the capability; then nothing is tried any more."""
         self.counts = {"links": 0, "answers": 0, "questions": 0, "refusals": 0, "lost_links": 0}
-        self.rejections: deque[Rejection] = deque(maxlen=TOLD_MAX)
         self.denied: dict[Spec, EchoError] = {}
         """Watched indexes that are not for this leaf, in this life of the link."""
         self.listeners: list[Callable[[frozenset[Spec] | None], None]] = []
@@ -129,7 +126,7 @@ class Driver:
         self._watched: dict[Spec, int] = {}
         self._promised: set[Spec] = set()
         """Indexes that the system above has granted over this link: it tells of their changes."""
-        self._touched: set[Spec] = set()
+        self._touches = Touches()
         self._unsaved = False
         self._ask_wait_s, self._ask_at = ASK_S, 0.0
         self._announced_at = 0.0
@@ -155,6 +152,10 @@ class Driver:
     def tick(self) -> int:
         return self.leaf.caches[HOME].cur
 
+    @property
+    def rejections(self) -> list[Rejection]:
+        return [Rejection.of(each) for each in self.leaf.told.values()]
+
     def read(self, spec: Spec, at: int | None = None) -> Version | None:
         """What is held of an index at a tick; None when it has to be asked for."""
         with self.lock:
@@ -162,8 +163,8 @@ class Driver:
             found = self.leaf.read(HOME, spec, at)
             if found is not None:
                 self.counts["answers"] += 1
-                if len(self._touched) < TOUCHED_MAX:
-                    self._touched.add(spec)
+                if self._touches.note(spec):
+                    self._say_what_is_read()
                 if at is None:
                     self._hold(spec)
             return found
@@ -308,7 +309,7 @@ class Driver:
         shown: set[Spec] | None = set() if outbox.batches == before else None
         with self._teller.quiet:  # what is told can be seen by then
             for effect in effects:
-                shown = self._carry_out(effect, before, shown)
+                shown = self._carry_out(effect, shown)
             if shown is None or shown or any(isinstance(each, Changed) for each in effects):
                 self._unsaved = True
                 self._tell(None if shown is None else frozenset(shown))
@@ -333,7 +334,7 @@ class Driver:
         said = event.message if isinstance(event, Received) else event
         return isinstance(said, GrantSystemId | GrantArc | UserMessage | Post)
 
-    def _carry_out(self, effect: Effect, before: tuple[Batch, ...], shown: set[Spec] | None) -> set[Spec] | None:
+    def _carry_out(self, effect: Effect, shown: set[Spec] | None) -> set[Spec] | None:
         match effect:
             case Send(_, generation, message):
                 self._send(generation, message)
@@ -343,12 +344,9 @@ class Driver:
                     shown.update(specs)
                 for spec in list(self._watched):
                     self._hold(spec)
-            case Told(op, reason, dependants):
-                item = next((each.object for batch in before for each in batch.ops if each.op == op), b"")
-                rejection = Rejection(item, reason, len(dependants))
-                self.rejections.append(rejection)
+            case Told():
                 if self.on_rejected is not None:
-                    self._teller.put(self.on_rejected, rejection)
+                    self._teller.put(self.on_rejected, Rejection.of(effect))
                 return None
             case Lost(_, spec, at, oldest, reason):
                 self._lost(spec, at, oldest, reason)
@@ -369,9 +367,13 @@ class Driver:
         return shown
 
     def _send(self, generation: int, message: Message) -> None:
-        frames: Sequence[Message] = frames_of(message) if isinstance(message, Update) else (message,)
-        self._out.extend(encode_frame(LinkFrame(generation, each)) for each in frames)
+        self._out.extend(encode_frame(LinkFrame(generation, each)) for each in parts_of(message))
         self._loop.call_soon_threadsafe(self._wake_sender)
+
+    def _say_what_is_read(self) -> None:
+        generation = self.leaf.caches[HOME].generation
+        if generation is not None:
+            self._send(generation, Touched(self._touches.take()))
 
     def _want(self, spec: Spec, at: int | None) -> None:
         if not self.leaf.caches[HOME].wanted:
@@ -406,14 +408,9 @@ class Driver:
             fulfil(each[1], None)
 
     def _lost(self, spec: Spec, at: int | None, oldest: int | None, reason: RejectReason | None) -> None:
-        error: EchoError
-        if reason is None:
-            error = gone = Gone(f"the state at tick {at} is forgotten", next_step="Read again, at a newer one.")
-            gone.oldest = oldest or 0
-        else:
-            error = Refused(f"this index is refused: {reason.value}", next_step="Ask for less, or with other rights.")
-            if spec in self._watched:
-                self.denied[spec] = error
+        error = not_to_be_had(at, oldest, reason)
+        if reason is not None and spec in self._watched:
+            self.denied[spec] = error
         for future in self._reads.pop((spec, at), ()):
             disappoint(future, error)
         self._tell(frozenset((spec,)))
@@ -541,7 +538,9 @@ class Driver:
             was = self.linked
             if isinstance(frame.message, Grant) and frame.message.at is None:
                 self._promised.add(frame.message.spec)
+                self._touches.told(frame.message.spec)
             self._step(Received(HOME, frame.generation, frame.message))
+            self._touches.received(frame.message, self.leaf.caches[HOME].holdings)
             if isinstance(frame.message, NotifyReplicated | UserReceipt):
                 self._unsaved = True
                 self._ask_wait_s = ASK_S
@@ -550,6 +549,7 @@ class Driver:
                 self._ask_at = time.monotonic() + ASK_S
                 self.denied.clear()
                 self._promised.clear()
+                self._touches.clear()
                 for spec in list(self._watched):
                     self._hold(spec)
                 self._tell(None)  # nothing is live in a new generation
@@ -591,9 +591,8 @@ class Driver:
             elif leaf.offers and now - self._announced_at >= ANNOUNCE_S:
                 self._announced_at = now
                 self._step(Unanswered(HOME))
-        if cache.generation is not None and self._touched:
-            self._send(cache.generation, Touched(tuple(sorted(self._touched))))
-            self._touched.clear()
+        if self._touches.read:
+            self._say_what_is_read()
         if self._unsaved and self._durable and not self._closed:
             self._unsaved = False
             self.store.save(leaf, feed=self.feed)

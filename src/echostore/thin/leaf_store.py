@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from echostore.kernel.coherence.cache import Cache
+from echostore.kernel.coherence.events import Told
 from echostore.kernel.coherence.holdings import Version
 from echostore.kernel.coherence.leaf import Leaf
 from echostore.kernel.coherence.messages import (
     Arc,
     FollowsEpoch,
     IndexValue,
+    IssuedId,
     LaneItem,
     PublishOp,
     Spec,
@@ -32,6 +34,7 @@ from echostore.kernel.coherence.posting import Window
 from echostore.kernel.errors import Corrupt, Locked, StorageFailed
 from echostore.kernel.ids import FeedId
 from echostore.wire.coherence import LinkFrame, decode_frame, encode_frame
+from echostore.wire.coherence_names import REASONS
 from echostore.wire.signing import SEED_BYTES, SigningKey
 from echostore.wire.sync import MalformedFrame
 
@@ -42,6 +45,7 @@ create table if not exists facts (name text primary key, value text not null) wi
 create table if not exists operations (place integer primary key, frame blob not null);
 create table if not exists messages (stream integer, seq integer, frame blob not null, primary key (stream, seq));
 create table if not exists streams (sender text primary key, mark integer not null, above text not null);
+create table if not exists told (gen integer, n integer, told text not null, primary key (gen, n)) without rowid;
 create table if not exists held (spec blob primary key, first integer, last integer, value blob not null) without rowid;
 """
 
@@ -78,6 +82,8 @@ class LeafStore:
         self._place = 0
         self._messages: set[tuple[int, int]] = set()
         self._windows: dict[tuple[SystemId, int], Window] = {}
+        self._told: set[IssuedId] = set()
+        self._told_place = 0
 
     # The leaf's key
 
@@ -130,6 +136,7 @@ class LeafStore:
         leaf.sender.seqs.update(dict(json.loads(facts.get("seqs", "[]"))))
         self._restore_batches(leaf)
         self._restore_held(cache)
+        self._restore_told(leaf)
         for stream, seq, frame in self._db.execute("select stream, seq, frame from messages"):
             message = decode_frame(frame).message
             if not isinstance(message, UserMessage):
@@ -162,6 +169,29 @@ class LeafStore:
                 raise ValueError("an answer that is none")
             cache.holdings.learn(Spec(spec), Version(first, last, IndexValue(value), live=False))
 
+    def _restore_told(self, leaf: Leaf) -> None:
+        own = leaf.systems.get(leaf.home)
+        found = []
+        for gen, n, text in self._db.execute("select gen, n, told from told"):
+            place, reason, object, dependants = json.loads(text)
+            if own is None:
+                raise ValueError("a rejection of a leaf without a name")
+            ids = tuple(IssuedId(Arc(own, other), number) for other, number in dependants)
+            found.append((place, Told(IssuedId(Arc(own, gen), n), REASONS[reason], ids, bytes.fromhex(object))))
+        leaf.told.update((told.op, told) for _, told in sorted(found, key=lambda each: each[0]))
+        self._told = set(leaf.told)
+        self._told_place = max((place for place, _ in found), default=0)
+
+    def _save_told(self, leaf: Leaf, fresh: list[Told]) -> None:
+        """In the transaction that writes the tick: who has seen the one has been told the other."""
+        for told in fresh:
+            self._told_place += 1
+            ids = [(each.arc.gen, each.n) for each in told.dependants]
+            row = json.dumps([self._told_place, told.reason.value, told.object.hex(), ids])
+            self._db.execute("insert or replace into told values (?, ?, ?)", (told.op.arc.gen, told.op.n, row))
+        gone = [(op.arc.gen, op.n) for op in self._told if op not in leaf.told]
+        self._db.executemany("delete from told where gen = ? and n = ?", gone)
+
     def _restore_batches(self, leaf: Leaf) -> None:
         batches: dict[tuple[Arc, int], list[PublishOp]] = {}
         for place, frame in self._db.execute("select place, frame from operations order by place"):
@@ -192,7 +222,13 @@ class LeafStore:
         sent = leaf.sender.unreceived
         windows = {key: window for key, window in leaf.receiver.windows.items() if self._windows.get(key) != window}
         arrived, posted = self._messages - sent.keys(), [key for key in sent if key not in self._messages]
-        if not (fresh or added or gone or windows or arrived or posted):
+        newest = next(reversed(leaf.told), None)
+        told = (
+            []
+            if newest is None or newest in self._told
+            else [each for op, each in leaf.told.items() if op not in self._told]
+        )
+        if not (fresh or added or gone or windows or arrived or posted or told):
             return
         try:
             with self._db:
@@ -213,6 +249,8 @@ class LeafStore:
                     sender = json.dumps([_system_json(system), stream])
                     row = (sender, window.mark, json.dumps(sorted(window.above)))
                     self._db.execute("insert or replace into streams values (?, ?, ?)", row)
+                if told:
+                    self._save_told(leaf, told)
         except sqlite3.Error as error:
             raise StorageFailed(
                 f"{self.path} can't be written: {error}", next_step="Make room, or name another file."
@@ -220,6 +258,8 @@ class LeafStore:
         self._facts.update(fresh)
         self._messages = set(sent)
         self._windows.update(windows)
+        if told:
+            self._told = set(leaf.told)
 
     def close(self) -> None:
         self._db.close()

@@ -23,11 +23,12 @@ from echostore.wire.capabilities import (
     proof_statement,
     read_capability,
 )
-from echostore.wire.coherence import FRAME_BYTES_MAX, TICK_MAX
+from echostore.wire.coherence import FRAME_BYTES_MAX
+from echostore.wire.coherence_names import TICK_MAX
 from echostore.wire.index_spec import MalformedIndex
 from echostore.wire.signing import SigningKey
 
-SUBPROTOCOL: Final = "echostore-coherence-1"
+SUBPROTOCOL: Final = "echostore-coherence-2"
 OPENING_S: Final = 10.0
 """How long the opening may take. It is two small messages."""
 
@@ -130,6 +131,11 @@ async def open_link(url: str, capability: bytes, key: SigningKey) -> Link:
     except (OSError, WebSocketException, TimeoutError) as error:
         raise Unreachable(f"{url} can't be reached: {error}") from error
     try:
+        if socket.subprotocol != SUBPROTOCOL:
+            raise Unreachable(
+                f"{url} does not speak {SUBPROTOCOL}, but another version or something else",
+                next_step="Use the same version of echostore on both sides.",
+            )
         async with asyncio.timeout(OPENING_S):
             return Link(socket, await _opening(socket, capability, key))
     except TimeoutError:

@@ -208,9 +208,10 @@ class ThinParty:
             self.driver.publish(written)
 
     def rejected(self) -> list[Rejection]:
-        """Own operations that had no effect, with their reasons; the newest thousand."""
+        """Own operations that have no effect, with their reasons; the newest thousand. Also those that had one at first,
+        until the party left them out."""
         with self.driver.lock:
-            return list(self.driver.rejections)
+            return self.driver.rejections
 
     def on_rejected(self, fn: Callable[[Rejection], object]) -> None:
         """Call a function for each operation that is rejected from now on."""
@@ -225,14 +226,14 @@ class ThinParty:
         *,
         timeout_s: float = PATIENCE_S,
     ) -> None:
-        """Wait: *release* until the root has all own batches on disk, *acquire* until what `context` names is shown
-        here, *full* for both and for the state that the root has now."""
+        """Wait: *release* until the root has all own batches on disk and what it refused of them is told here, *acquire*
+        until what `context` names is shown here, *full* for both and for the state that the root has now."""
         if kind not in ("release", "acquire", "full"):
             raise UsageError(f"a fence is release, acquire or full, not {kind!r}")
         deadline = time.monotonic() + timeout_s
         driver = self.driver
         if kind != "acquire":
-            self.wait(driver.until(lambda: driver.leaf.released), timeout_s, "the root did not confirm all batches")
+            self.wait(driver.until(lambda: driver.leaf.settled), timeout_s, "the root did not confirm all batches")
         if kind == "full":
             clocks = self._own_clocks()
             self._round_trip(deadline)

@@ -4,8 +4,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from echostore.kernel.coherence.events import Told
 from echostore.kernel.coherence.messages import RejectReason
-from echostore.kernel.errors import Compacted, EchoError
+from echostore.kernel.errors import Compacted, EchoError, Refused
 from echostore.kernel.reasons import Reason
 
 
@@ -25,6 +26,19 @@ class Rejection:
     reason: RejectReason | Reason
     dependants: int
     """How many later operations on an item that was never made fell with it."""
+
+    @classmethod
+    def of(cls, told: Told) -> "Rejection":
+        return cls(told.object, told.reason, len(told.dependants))
+
+
+def not_to_be_had(at: int | None, oldest: int | None, reason: RejectReason | None) -> EchoError:
+    """Why an index that was asked for does not come: its tick is forgotten, or (with a reason) nobody here gets it."""
+    if reason is not None:
+        return Refused(f"this index is refused: {reason.value}", next_step="Ask for less, or with other rights.")
+    gone = Gone(f"the state at tick {at} is forgotten", next_step="Read again, at a newer one.")
+    gone.oldest = oldest or 0
+    return gone
 
 
 def fulfil(future: "Future[Any]", value: Any) -> None:

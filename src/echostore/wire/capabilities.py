@@ -10,6 +10,7 @@ import base64
 import binascii
 import hashlib
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -104,6 +105,37 @@ def read_capability(data: bytes) -> Grants:
 def proof_statement(nonce: bytes, capability: bytes) -> bytes:
     """What a leaf signs to show that it has its key, for one connection and one capability."""
     return PROOF_TAG + nonce + hashlib.sha256(capability).digest()
+
+
+class Credential(NamedTuple):
+    """What a leaf showed where it connected. An edge passes it on, so that the root judges the leaf by its own rights."""
+
+    capability: bytes
+    key: bytes
+    nonce: bytes
+    proof: bytes
+
+
+def encode_credential(credential: Credential) -> bytes:
+    return pb.LeafCredential(**credential._asdict()).SerializeToString(deterministic=True)
+
+
+def read_credential(data: bytes) -> tuple[Grants, Credential]:
+    """What a leaf may do, as its issuer signed and its key proved; MalformedIndex when it did not."""
+    try:
+        message = pb.LeafCredential.FromString(data)
+    except DecodeError as error:
+        raise MalformedIndex("undecodable") from error
+    shown = Credential(message.capability, message.key, message.nonce, message.proof)
+    grants = read_capability(shown.capability)
+    proven = len(shown.nonce) == NONCE_BYTES and verify(
+        shown.key, proof_statement(shown.nonce, shown.capability), shown.proof
+    )
+    if not proven:
+        raise MalformedIndex("the proof is not of that key")
+    if grants.holder and grants.holder != shown.key:
+        raise MalformedIndex("the capability is for another key")
+    return grants, shown
 
 
 def capability_text(data: bytes) -> str:

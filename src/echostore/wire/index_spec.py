@@ -43,7 +43,7 @@ FENCE_SPEC = SERVICES_SPEC + b"\0fence/"
 """What a fence asks for, each time under another name: nobody holds it, so the root itself answers. It is empty."""
 
 CAPABILITY_ID_BYTES = 16
-SEAL_TAG = b"echostore/index-seal/1"
+SEAL_TAG = b"echostore/index-seal/2"
 
 _HASH_BYTES = 32
 
@@ -157,9 +157,17 @@ def index_seal(value: IndexValue) -> bytes:
 
 
 def seal_statement(spec: Spec, items: Iterable[IndexItem]) -> bytes:
-    """What the root's device signs: which items, each with its hash and in this order, are the answer to which spec."""
-    listed = b"".join(each.item + record_hash(each.record) for each in items)
+    """What the root's device signs: which items, each as it is shown and with the hash of its record, and in this order,
+    are the answer to which spec. So a leaf that has no models can check what it shows, and one that has them the record.
+    """
+    listed = b"".join(each.item + _shown_hash(each) for each in items)
     return SEAL_TAG + hashlib.sha256(spec).digest() + hashlib.sha256(listed).digest()
+
+
+def _shown_hash(each: IndexItem) -> bytes:
+    shown = _encode_item(each)
+    shown.ClearField("record")
+    return hashlib.sha256(shown.SerializeToString(deterministic=True)).digest()
 
 
 def record_hash(record: bytes) -> bytes:

@@ -62,7 +62,11 @@ class Batches:
         self.applied[arc] = batch
         if self.writing.get(arc, 0) <= batch:
             self.writing.pop(arc, None)
-        told = tuple((tick, RejectOp(op, reason)) for op, reason in rejected)
+        self.reject(arc, tick, [RejectOp(op, reason) for op, reason in rejected])
+
+    def reject(self, arc: Arc, tick: int, rejected: Iterable[RejectOp]) -> None:
+        """These have no effect from a tick to come on, and their system has to be told."""
+        told = tuple((tick, each) for each in rejected)
         if told:
             self.rejections[arc] = (*self.rejections.get(arc, ()), *told)[-REJECTIONS_MAX:]
 

@@ -34,6 +34,9 @@ from echostore.kernel.coherence.messages import (
 RECORDS_MAX = 100_000
 """Indexes watched for one link. Beyond it the oldest record is evicted, and its link told."""
 
+SHARED_MAX = 16
+"""Marked records that are compared with those of other links. Few links are alike in more."""
+
 WAITS_MAX = 1024
 """Clocks that one link waits for. Who waits for more asks again."""
 
@@ -46,6 +49,18 @@ class Record(NamedTuple):
     evict: bool = False
     spent_bytes: int = 0
     """Deltas sent since the index was last read below."""
+
+
+class Outcome(NamedTuple):
+    """An update, and what each marked record is after it: None where it is gone, and whether it stays marked."""
+
+    update: Update
+    records: tuple[tuple[Spec, Record | None, bool], ...]
+
+
+Shared = dict[tuple[int, tuple[tuple[Spec, Record], ...]], Outcome]
+"""What was worked out for links that stood alike: at one tick, with the same records marked. Good while nothing changes
+above."""
 
 
 class Directory:
@@ -133,13 +148,37 @@ class Directory:
         """U5."""
         return grant.at is None and grant.min > self.sent
 
-    def update(self, clock: Arc, holdings: Holdings, codec: Codec) -> Update | None:
-        """All that is to be said of (sent, cur], in one update; None when the link is there already."""
+    def update(self, clock: Arc, holdings: Holdings, codec: Codec, shared: Shared | None = None) -> Update | None:
+        """All that is to be said of (sent, cur], in one update; None when the link is there already.
+
+        `shared` is for many links in a row: one that stands as another did is told the very same.
+        """
         tick = holdings.cur
         if tick <= self.sent:
             return None
+        if shared is None or self.rejections or self.due or len(self.marks) > SHARED_MAX:
+            return self._update(clock, tick, sorted(self.marks), holdings, codec)
+        specs = sorted(self.marks)
+        alike = (self.sent, tuple([(spec, self.records[spec]) for spec in specs]))
+        told = shared.get(alike)
+        if told is None:
+            update = self._update(clock, tick, specs, holdings, codec)
+            after = tuple([(spec, self.records.get(spec), spec in self.marks) for spec in specs])
+            shared[alike] = Outcome(update, after)
+            return update
+        for spec, record, marked in told.records:
+            if record is None:
+                self._drop(spec)
+                continue
+            self.records[spec] = record
+            if not marked:
+                self.marks.discard(spec)
+        self.sent = tick
+        return told.update
+
+    def _update(self, clock: Arc, tick: int, specs: list[Spec], holdings: Holdings, codec: Codec) -> Update:
         items: list[UpdateItem] = []
-        for spec in sorted(self.marks):
+        for spec in specs:
             item = self._examine(spec, tick, holdings, codec)
             if item is not None:
                 items.append(item)

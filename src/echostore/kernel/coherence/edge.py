@@ -5,6 +5,7 @@ itself holds them (inclusion, rule U4); batches and questions that it can't answ
 only once the edge has reached what the leaf has seen, and knows how much of the leaf's batches that includes.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from echostore.kernel.coherence.cache import Cache
@@ -70,7 +71,7 @@ from echostore.kernel.coherence.updates import UpdateReader
 class Edge:
     """`receive(event)` returns effects."""
 
-    __slots__ = ("attaching", "cache", "nonce", "reader", "ripe", "serving", "system", "waiting")
+    __slots__ = ("attaching", "cache", "nonce", "reader", "rejected", "ripe", "serving", "system", "waiting")
 
     def __init__(self, codec: Codec) -> None:
         self.cache = Cache(codec)
@@ -82,6 +83,8 @@ class Edge:
         """Links below that do not stand yet, and what they asked."""
         self.waiting: tuple[Attached, ...] = ()
         """What the root said of systems below, at ticks that are not reached yet."""
+        self.rejected: tuple[RejectOp, ...] = ()
+        """For systems below whose links do not stand yet: told when they do."""
         self.ripe: frozenset[Spec] = frozenset()
         """Indexes that are known ahead of the current tick, and asked for."""
 
@@ -139,7 +142,7 @@ class Edge:
         """What was live is live no more, here and so below."""
         self.cache.close()
         self.reader.clear()
-        self.waiting = ()
+        self.waiting = self.rejected = ()
         self.serving.mark_all()
 
     def _closed(self, link: LinkId) -> list[Effect]:
@@ -205,8 +208,9 @@ class Edge:
                 return serving.to_system(arc.system, message)
             case NotifyReplicated(clock):
                 return serving.to_system(clock.system, message)
-            case RejectOp(op):
-                return serving.to_system(op.arc.system, message)
+            case RejectOp():
+                self._reject([message])
+                return []
             case UserMessage():
                 return self._user_message(UP, message)
             case UserReceipt(id):
@@ -222,6 +226,7 @@ class Edge:
             return []
         self.serving.clock = linked.clock
         self._follow(linked.follows)
+        self._reject(linked.rejected)
         again: list[Message] = [*questions, *self._attaches()]
         return [*(effect for each in again for effect in self._up(each)), *self.serving.wake()]
 
@@ -255,10 +260,7 @@ class Edge:
         serving = self.serving
         serving.mark(specs)
         self._follow(update.follows)
-        for item in update.items:
-            if isinstance(item, RejectOp):
-                for directory in serving.directories(item.op.arc.system):
-                    directory.rejections += (item,)
+        self._reject(item for item in update.items if isinstance(item, RejectOp))
         effects = [effect for spec in sorted(self.ripe) for effect in self._answer(spec)]
         return [*effects, *self._attach_below(), *serving.wake(), *serving.release_messages()]
 
@@ -271,6 +273,16 @@ class Edge:
                 directory.follow(each.clock, each.tick)
             for directory in serving.waiting_for(each.clock, each.tick):
                 directory.follow(each.clock, each.tick)
+
+    def _reject(self, rejected: Iterable[RejectOp]) -> None:
+        """Passed on with the update that says so below; of a system that is about to be linked, with its link."""
+        coming = {attach.system for attach in self.attaching.values()}
+        for each in rejected:
+            system = each.op.arc.system
+            for directory in self.serving.directories(system):
+                directory.rejections += (each,)
+            if system in coming:
+                self.rejected = (*self.rejected, each)[-ROUTES_MAX:]
 
     def _granted(self, grant: Grant) -> list[Effect]:
         taken = self.cache.take_grant(grant)
@@ -293,14 +305,33 @@ class Edge:
 
     def _attached(self, attached: Attached) -> list[Effect]:
         """The root knows a system below: it has a way from now on, and a link once this tick is reached."""
+        if not attached.turn:
+            return self._included(attached)
         link = self._link_of(attached.turn)
         if link is None or not self.serving.route([(attached.system, attached.turn[1:])], link):
             return []
         if len(attached.turn) > 1:
-            return [self.serving.send(link, replace(attached, turn=attached.turn[1:]))]
+            passed = self.serving.send(link, replace(attached, turn=attached.turn[1:]))
+            clock = self.serving.clock
+            if clock is None or link not in self.serving.links:
+                return [passed]
+            return [passed, *self.serving.wait(link, clock, attached.tick)]  # the edge below waits for that tick
         if attached not in self.waiting and len(self.waiting) < ROUTES_MAX:
             self.waiting = (*self.waiting, attached)
         return self._attach_below()
+
+    def _included(self, attached: Attached) -> list[Effect]:
+        """What the current tick includes of other clocks: whoever waits for it below is told."""
+        if attached.tick > self.cache.cur:
+            return []
+        self.cache.follow(attached.follows)
+        waiting = [
+            (link, each)
+            for each in attached.follows
+            for link, directory in self.serving.links.items()
+            if 0 < directory.waits.get(each.clock, 0) <= each.tick
+        ]
+        return [effect for link, each in waiting for effect in self.serving.include(link, each.clock, each.tick)]
 
     def _attach_below(self) -> list[Effect]:
         """Link the systems of which enough is known at the current tick."""
@@ -314,7 +345,11 @@ class Edge:
                 continue
             self.cache.follow(each.follows)
             if link not in self.serving.links and self.serving.route(attach.below, link):
-                effects.append(self.serving.open(link, self._follows_of(each)))
+                later = tuple(told for told in self.rejected if told.op.arc.system == each.system)
+                rejected = (*each.rejected, *(told for told in later if told not in each.rejected))
+                effects.append(self.serving.open(link, self._follows_of(each), rejected))
+        coming = {attach.system for attach in self.attaching.values()}
+        self.rejected = tuple(told for told in self.rejected if told.op.arc.system in coming)
         return effects
 
     def _follows_of(self, attached: Attached) -> tuple[FollowsEpoch, ...]:
@@ -386,6 +421,8 @@ class Edge:
 
     def _wait(self, link: LinkId, clock: Arc, tick: int) -> list[Effect]:
         """Here, or on to where it may be: nothing but the reader waits."""
+        if clock != self.cache.clock and self.cache.reached(clock, tick):
+            return self.serving.include(link, clock, tick)
         effects = self.serving.wait(link, clock, tick)
         if not self.cache.reached(clock, tick):
             effects += self._up(WaitForEpoch(clock, tick))
@@ -399,4 +436,10 @@ class Edge:
         passed = self.serving.pass_down(message)
         if passed is None:
             return [] if link == UP else [self.serving.send(link, Backpressure("messages", 1.0))]
+        if message in self.serving.held:
+            for clause in message.context:
+                for witness in clause:
+                    for way in self.serving.routes[message.target]:
+                        if way in self.serving.links:
+                            passed += self._wait(way, witness.clock, witness.tick)
         return passed

@@ -17,6 +17,7 @@ from echostore.kernel.coherence.messages import (
     IssuedId,
     Message,
     PublishOp,
+    RejectOp,
     RejectReason,
     Spec,
     SystemId,
@@ -151,6 +152,15 @@ class Committed:
     rejected: tuple[tuple[IssuedId, RejectReason | Reason], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Excluded:
+    """Operations of a clock that were taken have no effect any more, from the tick `tick` on; on disk, as rejections."""
+
+    clock: Arc
+    tick: int
+    rejected: tuple[RejectOp, ...]
+
+
 # What a leaf is told by its application
 
 
@@ -228,6 +238,7 @@ Event = (
     | Evaluated
     | Unavailable
     | Committed
+    | Excluded
     | Want
     | Publish
     | WaitFor
@@ -289,6 +300,7 @@ class Told:
     op: IssuedId
     reason: RejectReason | Reason
     dependants: tuple[IssuedId, ...]
+    object: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

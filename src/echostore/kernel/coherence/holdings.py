@@ -82,14 +82,17 @@ class Holdings:
     def learn(self, spec: Spec, fact: Version) -> None:
         """Take a fact in: joined with what is known of the same value, newest first."""
         kept: list[Version] = []
-        for version in self._versions.get(spec, ()):
-            ended = self._ended(version)
-            if ended.value == fact.value and ended.min <= fact.max and fact.min <= ended.max:
+        for version in self._versions.get(spec, ()):  # a window's length of them, with every tick
+            ended = self._ended(version) if version.live else version
+            if fact.min <= ended.max and ended.min <= fact.max and ended.value == fact.value:
                 fact = Version(min(ended.min, fact.min), max(ended.max, fact.max), fact.value, ended.live or fact.live)
             else:
                 kept.append(version)
-        kept.append(fact)
-        kept.sort(key=_newest_first)
+        if kept and _newest_first(fact) < _newest_first(kept[0]):  # as nearly always
+            kept.insert(0, fact)
+        else:
+            kept.append(fact)
+            kept.sort(key=_newest_first)
         self._keep(spec, kept)
 
     def subscribe(self, spec: Spec, gm: int) -> bool:
@@ -109,7 +112,8 @@ class Holdings:
         """Nothing is live any more: the value stands for the past only."""
         versions = self._versions.get(spec)
         if versions:
-            self._keep(spec, [self._ended(version)._replace(live=False) for version in versions])
+            ended = [self._ended(version)._replace(live=False) if version.live else version for version in versions]
+            self._keep(spec, ended)
 
     def end_all(self) -> None:
         for spec in list(self._versions):
@@ -124,9 +128,10 @@ class Holdings:
     def _keep(self, spec: Spec, versions: list[Version]) -> None:
         """All that may still be read, and the newest one, which may turn out to hold again."""
         floor = self.cur if self.floor is None else min(self.floor, self.cur)
-        self._versions[spec] = tuple(
-            version for place, version in enumerate(versions) if place == 0 or version.live or version.max >= floor
-        )
+        kept = [version for version in versions if version.max >= floor or version.live]
+        if versions and (not kept or kept[0] is not versions[0]):
+            kept.insert(0, versions[0])
+        self._versions[spec] = tuple(kept)
 
 
 def _newest_first(version: Version) -> tuple[int, int]:

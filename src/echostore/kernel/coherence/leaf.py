@@ -7,6 +7,8 @@
 The first link is *home*: its root grants ids and takes batches. Links to other roots are for reading.
 """
 
+from collections.abc import Iterable
+
 from echostore.kernel.coherence.arcs import ArcHolder
 from echostore.kernel.coherence.cache import Cache
 from echostore.kernel.coherence.events import (
@@ -48,10 +50,12 @@ from echostore.kernel.coherence.messages import (
     Deannounce,
     Denied,
     EndUpdate,
+    FollowsEpoch,
     Gone,
     Grant,
     GrantArc,
     GrantSystemId,
+    IssuedId,
     LaneItem,
     Linked,
     Message,
@@ -76,6 +80,9 @@ from echostore.kernel.coherence.services import Services
 from echostore.kernel.coherence.updates import UpdateReader
 from echostore.kernel.errors import Refused, UsageError
 
+TOLD_MAX = 1000
+"""Rejections that a leaf remembers."""
+
 
 class Leaf:
     """`receive(event)` returns effects."""
@@ -95,6 +102,7 @@ class Leaf:
         "sender",
         "services",
         "systems",
+        "told",
         "waits",
     )
 
@@ -108,6 +116,8 @@ class Leaf:
         """Of questions for a name or an arc that are open."""
         self.arcs = ArcHolder()
         self.outbox = Outbox()
+        self.told: dict[IssuedId, Told] = {}
+        """The last operations that were rejected: each is told once, however often and over however many ways it comes."""
         self.pins: dict[LinkId, tuple[int, ...]] = {}
         self.waits: dict[Arc, int] = {}
         self.sender = Sender()
@@ -175,8 +185,13 @@ class Leaf:
 
     @property
     def released(self) -> bool:
-        """Whether the root has all batches on disk: what a release fence waits for."""
+        """Whether the root has all batches on disk: nothing is lost any more, whatever happens here."""
         return self.outbox.drained
+
+    @property
+    def settled(self) -> bool:
+        """Whether all batches are in the state, and what of them was rejected is told: what a release fence waits for."""
+        return not self.outbox.batches
 
     # Links
 
@@ -234,8 +249,8 @@ class Leaf:
                 if nonce == self.nonces.get(link):
                     self.systems[link] = system
                 return []
-            case Attached():
-                return []
+            case Attached(turn, _, tick, follows):
+                return [] if turn else self._included(link, tick, follows)
             case Update():
                 return self._update(link, message)
             case BeginUpdate() | LaneItem() | EndUpdate() | NullUpdate():
@@ -250,8 +265,8 @@ class Leaf:
                 return self._new_arc(message)
             case NotifyReplicated(clock, batch):
                 return self._notified(clock, batch)
-            case RejectOp(op, reason):
-                return [Told(op, reason, self.outbox.reject(op))]
+            case RejectOp():
+                return self._rejected([message])
             case UserMessage():
                 return self._user_message(link, message)
             case UserReceipt():
@@ -272,11 +287,12 @@ class Leaf:
         cache = self.caches[link]
         if cache.open(generation, linked) is None:
             return []
+        told = self._rejected(linked.rejected)
         self._followed(link)
         self._forget_waits()
         if link != self.home or not self.arcs.is_short:
             self.nonces.pop(link, None)
-        return [*self._ask_again(link), Changed(link, cache.cur, ()), *self._deliver()]
+        return [*self._ask_again(link), *told, Changed(link, cache.cur, ()), *self._deliver()]
 
     def _frame(self, link: LinkId, frame: BeginUpdate | LaneItem | EndUpdate | NullUpdate) -> list[Effect]:
         cache, reader = self.caches[link], self.readers[link]
@@ -295,14 +311,31 @@ class Leaf:
         specs = cache.apply(update)
         if specs is None:
             return []
-        told: list[Effect] = [
-            Told(item.op, item.reason, self.outbox.reject(item.op))
-            for item in update.items
-            if isinstance(item, RejectOp)
-        ]
+        told = self._rejected(item for item in update.items if isinstance(item, RejectOp))
         self._followed(link)
         self._forget_waits()
         return [*told, Changed(link, cache.cur, tuple(specs)), *self._deliver()]
+
+    def _included(self, link: LinkId, tick: int, follows: tuple[FollowsEpoch, ...]) -> list[Effect]:
+        """The state that is shown includes this much of other clocks. Of its own a leaf hears with the tick alone."""
+        cache = self.caches[link]
+        others = [each for each in follows if each.clock.system != self.systems.get(link)]
+        if tick > cache.cur or not others:
+            return []
+        cache.follow(others)
+        self._forget_waits()
+        return [Changed(link, cache.cur, ()), *self._deliver()]
+
+    def _rejected(self, rejected: Iterable[RejectOp]) -> list[Effect]:
+        effects: list[Effect] = []
+        for each in rejected:
+            if each.op.arc.system == self.systems.get(self.home) and each.op not in self.told:
+                object, dependants = self.outbox.reject(each.op)
+                self.told[each.op] = told = Told(each.op, each.reason, dependants, each.object or object)
+                effects.append(told)
+        while len(self.told) > TOLD_MAX:
+            del self.told[next(iter(self.told))]
+        return effects
 
     def _followed(self, link: LinkId) -> None:
         """What the state includes leaves the outbox in the same step: a batch is seen exactly once."""

@@ -109,7 +109,8 @@ class Attach:
 
     `system` is None when it has no name yet; the same question has the same `nonce`. `wants_arc`: it has no ids, or
     few. `seen` is the tick it has reached: it won't go back, and knows of rejections up to there. `below` are the
-    systems that are reached through it, where it is an edge, each with its turn.
+    systems that are reached through it, where it is an edge, each with its turn. `credential` is for the hosts: what
+    the system showed where it connected, added by the first edge on its way.
     """
 
     nonce: int
@@ -118,16 +119,21 @@ class Attach:
     seen: int
     below: tuple[tuple[SystemId, Turn], ...] = ()
     turn: Turn = ()
+    credential: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """From the root, past edges: at `tick` it included this much of the asker's clocks."""
+    """From the root, past edges: at `tick` it included this much of the asker's clocks, and had rejected these.
+
+    Without a turn, from next above: what the current tick includes of clocks that the lower end waits for.
+    """
 
     turn: Turn
     system: SystemId
     tick: int
     follows: tuple["FollowsEpoch", ...]
+    rejected: tuple["RejectOp", ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +194,14 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class RejectOp:
-    """The operation has no effect, in this tick or any other. Comes with the tick, or alone to one that was away."""
+    """The operation has no effect, from this tick on. Comes with the tick, or with the link to one that was away.
+
+    `object` is the item it was for, where the one that wrote it may not remember: it was taken first, and excluded since.
+    """
 
     op: IssuedId
     reason: RejectReason | Reason
+    object: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,11 +269,12 @@ class NullUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Linked:
-    """The link stands, and begins at this tick, which includes these."""
+    """The link stands, and begins at this tick, which includes these; `rejected` since the tick that was seen last."""
 
     clock: Arc
     tick: int
     follows: tuple[FollowsEpoch, ...] = ()
+    rejected: tuple[RejectOp, ...] = ()
 
 
 # Indexes

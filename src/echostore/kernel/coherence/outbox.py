@@ -84,17 +84,17 @@ class Outbox:
                 self.durable.pop(arc, None)
         return True
 
-    def reject(self, op: IssuedId) -> tuple[IssuedId, ...]:
-        """Take an operation out of the view, and those after it on an item that it was to make."""
+    def reject(self, op: IssuedId) -> tuple[bytes, tuple[IssuedId, ...]]:
+        """Take an operation out of the view, and those after it on an item that it was to make: its object, and those."""
         later = [each for batch in self.batches for each in batch.ops]
         refused = next((each for each in later if each.op == op), None)
-        dependants: tuple[IssuedId, ...] = ()
-        if refused is not None:
-            same = [each.op for each in later if each.object == refused.object]
-            if same[0] == op:  # the first one on its item: the others have nothing to work on
-                dependants = tuple(same[1:])
+        if refused is None:  # the state had it already, and leaves it out by itself
+            return b"", ()
+        same = [each.op for each in later if each.object == refused.object]
+        # the first one on its item: the others have nothing to work on
+        dependants = tuple(same[1:]) if same[0] == op else ()
         self.refused |= {op, *dependants}
-        return dependants
+        return refused.object, dependants
 
     def overlay(self) -> Iterator[PublishOp]:
         """What is shown on top of the root's state, in order."""
@@ -105,5 +105,5 @@ class Outbox:
 
     @property
     def drained(self) -> bool:
-        """Whether the root has all of it on disk: what a release fence waits for."""
+        """Whether the root has all of it on disk."""
         return not self.to_send()

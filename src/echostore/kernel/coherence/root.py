@@ -20,6 +20,7 @@ from echostore.kernel.coherence.events import (
     Event,
     EvictEntry,
     EvictRecord,
+    Excluded,
     Flush,
     Forget,
     LinkClosed,
@@ -127,6 +128,8 @@ class Root:
                 return self._unavailable(event)
             case Committed():
                 return self._committed(event)
+            case Excluded():
+                return self._excluded(event)
             case ChildOpened(link, generation):
                 return self._lost(serving.connect(link, generation))
             case LinkClosed(link):
@@ -219,6 +222,14 @@ class Root:
         self.unexposed = (*self.unexposed, (event.tick, FollowsEpoch(event.clock, event.batch)))
         return self.serving.to_system(event.clock.system, self._notify(event.clock))
 
+    def _excluded(self, event: Excluded) -> list[Effect]:
+        """Told in the update that shows the state without them; to one that is away, when it is back."""
+        assert event.tick == self.holdings.cur + 1, f"excluded from tick {event.tick} on, {self.holdings.cur} is out"
+        self.batches.reject(event.clock, event.tick, event.rejected)
+        for directory in self.serving.directories(event.clock.system):
+            directory.rejections += event.rejected
+        return []
+
     def _notify(self, clock: Arc) -> NotifyReplicated:
         """What is on disk of a clock, and the tick that includes it."""
         ticks = [tick for tick, each in self.unexposed if each.clock == clock]
@@ -286,23 +297,22 @@ class Root:
         clocks = [clock for each in systems for clock in self._clocks(each)]
         follows = tuple(FollowsEpoch(clock, self.batches.exposed.get(clock, 0)) for clock in clocks)
         follows += tuple(FollowsEpoch(clock, tick) for clock, tick in sorted(self.others.items()))
+        for clock in self._clocks(system):
+            self.batches.seen(clock, attach.seen)
+        missed = tuple(
+            each for clock in clocks for each in self.batches.rejections_between(clock, attach.seen, self.holdings.cur)
+        )
         if link in serving.links:
-            effects.append(serving.send(link, Attached(attach.turn, system, self.holdings.cur, follows)))
+            effects.append(serving.send(link, Attached(attach.turn, system, self.holdings.cur, follows, missed)))
             serving.links[link].told.update((each.clock, each.tick) for each in follows)
             effects += serving.flush(link)
         else:
-            effects.append(serving.open(link, follows))
+            effects.append(serving.open(link, follows, missed))
         if attach.wants_arc:
             grant = arcs.grant(system, attach.nonce)
             arcs.retire(system, self.batches.applied)
             effects.append(serving.send(link, grant))
-        for clock in clocks:
-            self.batches.seen(clock, attach.seen)
-            missed = self.batches.rejections_between(clock, attach.seen, self.holdings.cur)
-            effects += [serving.send(link, each) for each in missed]
-            if clock in self.batches.applied:
-                effects.append(serving.send(link, self._notify(clock)))
-        return effects
+        return [*effects, *(serving.send(link, self._notify(each)) for each in clocks if each in self.batches.applied)]
 
     def _clocks(self, system: SystemId) -> list[Arc]:
         gen = self.batches.arcs.gens.get(system, 0)
@@ -374,7 +384,17 @@ class Root:
             return [Refusal(link, RejectReason.UNKNOWN_SYSTEM, "a message of a system that is not reached this way")]
         if message.target in serving.routes:
             passed = serving.pass_down(message)
-            return [serving.send(link, Backpressure("messages", 1.0))] if passed is None else passed
+            if passed is None:
+                return [serving.send(link, Backpressure("messages", 1.0))]
+            return [*passed, *self._include_context(message)] if message in serving.held else passed
         if message.target.root != self.clock.system.root and message.cross_root:
             return [Sideways(message)]
         return [serving.send(link, Connectivity(message.target, affects_all_services=False))]
+
+    def _include_context(self, message: UserMessage) -> list[Effect]:
+        """The links to its target are told of what they wait for, where it is included already: nothing else would."""
+        ways = [link for link in self.serving.routes[message.target] if link in self.serving.links]
+        here = [
+            each for clause in message.context for each in clause if self.reached(*each) and each.clock != self.clock
+        ]
+        return [effect for each in here for link in ways for effect in self.serving.include(link, *each)]

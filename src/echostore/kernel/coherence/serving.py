@@ -7,18 +7,20 @@ answers what it can from the holdings, remembers who asked for the rest, and lea
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from echostore.kernel.coherence.directory import Directory
+from echostore.kernel.coherence.directory import Directory, Shared
 from echostore.kernel.coherence.events import Drop, Effect, EvictRecord, Flush, Forget, LinkId, Send, Writable
 from echostore.kernel.coherence.holdings import Codec, Holdings, Version
 from echostore.kernel.coherence.messages import (
     Acquire,
     Arc,
+    Attached,
     Denied,
     FollowsEpoch,
     Frame,
     Gone,
     Linked,
     Message,
+    RejectOp,
     RejectReason,
     Spec,
     SystemId,
@@ -107,13 +109,13 @@ class Serving:
         self.readers[link] = UpdateReader()
         return lost
 
-    def open(self, link: LinkId, follows: tuple[FollowsEpoch, ...]) -> Send:
-        """The link stands, at the current tick."""
+    def open(self, link: LinkId, follows: tuple[FollowsEpoch, ...], rejected: tuple[RejectOp, ...] = ()) -> Send:
+        """The link stands, at the current tick. What was rejected meanwhile comes in the same message as the tick."""
         assert self.clock is not None, "a link is opened by a system that knows its root"
         directory = Directory(self.generations[link], self.holdings.cur)
         directory.told.update((each.clock, each.tick) for each in follows)
         self.links[link] = directory
-        return self.send(link, Linked(self.clock, self.holdings.cur, follows))
+        return self.send(link, Linked(self.clock, self.holdings.cur, follows, rejected))
 
     def close(self, link: LinkId) -> list[tuple[SystemId, Turn]]:
         """The systems that can't be reached over this link any more."""
@@ -240,7 +242,13 @@ class Serving:
         for directory in self.links.values():
             directory.marks.update(directory.records)
 
-    def flush(self, link: LinkId) -> list[Effect]:
+    def tell(self) -> list[Effect]:
+        """Flush all links for which an update would say something. What those that stand alike are told is worked out
+        once."""
+        shared: Shared = {}
+        return [effect for link in self.due() for effect in self.flush(link, shared)]
+
+    def flush(self, link: LinkId, shared: Shared | None = None) -> list[Effect]:
         """Tell a link all that is new, if it can take it."""
         directory = self.links.get(link)
         if directory is None or self.clock is None:
@@ -248,12 +256,14 @@ class Serving:
         if not directory.writable:
             directory.wait(self.clock, self.holdings.cur)
             return []
-        update = directory.update(self.clock, self.holdings, self.codec)
+        update = directory.update(self.clock, self.holdings, self.codec, shared)
         if update is None:
             return []
-        for clock in [clock for clock, tick in directory.waits.items() if directory.reached(self.clock, clock, tick)]:
-            del directory.waits[clock]
-        return [self.send(link, update), *self.release_messages()]
+        if directory.waits:
+            reached = [clock for clock, tick in directory.waits.items() if directory.reached(self.clock, clock, tick)]
+            for clock in reached:
+                del directory.waits[clock]
+        return [self.send(link, update), *(self.release_messages() if self.held else ())]
 
     def wait(self, link: LinkId, clock: Arc, tick: int) -> list[Effect]:
         """Move a link to a tick that it waits for, now or when it comes."""
@@ -263,14 +273,31 @@ class Serving:
             directory.wait(clock, tick)
         return self.wake()
 
+    def include(self, link: LinkId, clock: Arc, tick: int) -> list[Effect]:
+        """The current tick includes a tick of another clock that is waited for below, and nothing new would say so."""
+        directory = self.links[link]
+        assert self.clock is not None, "links stand only where the root is known"
+        if directory.reached(self.clock, clock, tick):
+            return []
+        if directory.sent < self.holdings.cur:  # the update to the current tick says it
+            directory.follow(clock, tick)
+            return self.wait(link, clock, tick)
+        directory.told[clock] = tick
+        directory.waits.pop(clock, None)
+        said = (FollowsEpoch(clock, tick),)
+        return [self.send(link, Attached((), clock.system, directory.sent, said)), *self.release_messages()]
+
     def wake(self) -> list[Effect]:
         """Move on all links that wait for something that is here."""
-        return [effect for link in list(self.links) if self._has_waited(link) for effect in self.flush(link)]
+        shared: Shared = {}
+        return [effect for link in list(self.links) if self._has_waited(link) for effect in self.flush(link, shared)]
 
     def _has_waited(self, link: LinkId) -> bool:
         """Without this, a system below that only waits would wait for ever: nothing else moves its link."""
         directory = self.links[link]
-        return directory.writable and any(
+        if not directory.waits or not directory.writable:
+            return False
+        return any(
             tick <= (self.holdings.cur if clock == self.clock else directory.due.get(clock, 0))
             for clock, tick in directory.waits.items()
         )

@@ -161,13 +161,13 @@ const SCHEMA = {
   Witness: { clock: [1, "Arc"], tick: [2, "u"] },
   Attach: {
     nonce: [1, "F"], system: [2, "System"], wantsArc: [3, "B"], seen: [4, "u"], below: [5, "Turned", "r"],
-    turn: [6, "u", "r"],
+    turn: [6, "u", "r"], credential: [7, "b"],
   },
-  Attached: { turn: [1, "u", "r"], system: [2, "System"], tick: [3, "u"], follows: [4, "Witness", "r"] },
+  Attached: { turn: [1, "u", "r"], system: [2, "System"], tick: [3, "u"], follows: [4, "Witness", "r"], rejected: [5, "RejectOp", "r"] },
   GrantSystemId: { nonce: [1, "F"], system: [2, "System"], turn: [3, "u", "r"] },
   GrantArc: { arc: [1, "Arc"], base: [2, "U"] },
   ReleaseArc: { arc: [1, "Arc"], batch: [2, "u"] },
-  Linked: { clock: [1, "Arc"], tick: [2, "u"], follows: [3, "Witness", "r"] },
+  Linked: { clock: [1, "Arc"], tick: [2, "u"], follows: [3, "Witness", "r"], rejected: [4, "RejectOp", "r"] },
   BeginUpdate: { clock: [1, "Arc"], prev: [2, "u"], tick: [3, "u"] },
   LaneItem: {
     clock: [1, "Arc"], tick: [2, "u"], lane: [3, "u"], index: [4, "u"], subscribed: [5, "Subscribed"],
@@ -177,9 +177,14 @@ const SCHEMA = {
     clock: [1, "Arc"], prev: [2, "u"], tick: [3, "u"], follows: [4, "Witness", "r"], lanes: [5, "u", "r"],
     counts: [6, "u", "r"],
   },
+  Update: { clock: [1, "Arc"], prev: [2, "u"], tick: [3, "u"], follows: [4, "Witness", "r"], items: [5, "UpdateItem", "r"] },
+  UpdateItem: {
+    subscribed: [1, "Subscribed"], invalidate: [2, "b", "o"], delta: [3, "Delta"], rejectOp: [4, "RejectOp"],
+    publishOp: [5, "PublishOp"],
+  },
   Subscribed: { spec: [1, "b"], gm: [2, "u"] },
   Delta: { spec: [1, "b"], gm: [2, "u"], patch: [3, "b"] },
-  RejectOp: { op: [1, "IssuedId"], reason: [2, "s"] },
+  RejectOp: { op: [1, "IssuedId"], reason: [2, "s"], object: [3, "b"] },
   PublishOp: { op: [1, "IssuedId"], object: [2, "b"], delta: [3, "b"] },
   Acquire: { spec: [1, "b"], at: [2, "u", "o"], have: [3, "b", "o"] },
   Grant: { spec: [1, "b"], at: [2, "u", "o"], min: [3, "u"], max: [4, "u"], value: [5, "b", "o"], same: [6, "b", "o"] },
@@ -198,7 +203,7 @@ const SCHEMA = {
   },
   Backpressure: { what: [1, "s"], retryAfterS: [2, "d"] },
   Capability: { body: [1, "b"], signature: [2, "b"] },
-  CapabilityBody: { party: [1, "b"] }, // the rest is for the other side
+  CapabilityBody: { party: [1, "b"], issuer: [2, "b"], sealers: [10, "b", "r"] }, // the rest is for the other side
   Frame: {
     generation: [1, "F"], attach: [2, "Attach"], attached: [3, "Attached"], grantSystemId: [4, "GrantSystemId"],
     grantArc: [5, "GrantArc"], releaseArc: [6, "ReleaseArc"], linked: [7, "Linked"], beginUpdate: [8, "BeginUpdate"],
@@ -207,6 +212,7 @@ const SCHEMA = {
     pin: [18, "Pin"], notifyReplicated: [19, "NotifyReplicated"], waitForEpoch: [20, "Witness"],
     announce: [21, "Announce"], deannounce: [22, "Announce"], connectivity: [23, "Connectivity"],
     userMessage: [24, "UserMessage"], userReceipt: [25, "MessageId"], backpressure: [26, "Backpressure"],
+    update: [27, "Update"],
   },
 };
 
@@ -560,7 +566,8 @@ const DELETED_RULES = ["hide", "show", "only"];
 
 // The canonical bytes of { filter, order, limit, deleted }: what `echostore.wire.index_spec` gives for the same question.
 export function indexSpec(party, asked) {
-  if (asked.item !== undefined) return encode("IndexSpec", { version: 1, party, item: unhex(asked.item) });
+  const sealed = asked.sealed ?? false;
+  if (asked.item !== undefined) return encode("IndexSpec", { version: 1, party, item: unhex(asked.item), sealed });
   const filter = normalise(asked.filter);
   const everything = filter.all?.length === 0;
   const stage = { step: 1, filter: everything ? undefined : filterMessage(filter), deleted: DELETED_RULES.indexOf(asked.deleted) };
@@ -571,7 +578,7 @@ export function indexSpec(party, asked) {
   }
   const last = order.at(-1);
   if (last && last.field.attribute && last.field.steps[0] === "item" && !last.descending) order = order.slice(0, -1);
-  return encode("IndexSpec", { version: 1, party, query: { stages: [stage], order, limit: asked.limit ?? 0 } });
+  return encode("IndexSpec", { version: 1, party, query: { stages: [stage], order, limit: asked.limit ?? 0 }, sealed });
 }
 
 function sameField(one, other) {
@@ -634,6 +641,37 @@ export function readItems(value) {
   }));
 }
 
+const SEAL_TAG = new TextEncoder().encode("echostore/index-seal/2");
+
+// What the root's device signs for a sealed value: the items as they are shown, in this order, as the answer to this spec.
+export function sealStatement(spec, value) {
+  const listed = decode("IndexValue", value).items.map((each) => {
+    if (each.record.length ? hex(sha256(each.record)) !== hex(each.hash) : each.hash.length) throw forged("a record is not the one of its hash");
+    return joined(each.item, sha256(encode("IndexItem", { ...each, record: NOTHING })));
+  });
+  return joined(SEAL_TAG, sha256(spec), sha256(joined(...listed)));
+}
+
+function forged(why) {
+  return new EchoError("E-CORRUPT", `a value was forged on its way: ${why}`, "Connect to another address.");
+}
+
+// EchoError unless one of the keys sealed this value as the answer to this spec.
+export async function checkSeal(spec, value, keys) {
+  const statement = sealStatement(spec, value);
+  const { seal } = decode("IndexValue", value);
+  for (const raw of seal.length === 64 ? keys : []) {
+    let key;
+    try {
+      key = await crypto.subtle.importKey("raw", raw, "Ed25519", false, ["verify"]);
+    } catch (error) {
+      throw new EchoError("E-REFUSED", `this browser can't check seals (${error.name})`, "Use one that knows Ed25519.");
+    }
+    if (await crypto.subtle.verify("Ed25519", key, seal, statement)) return;
+  }
+  throw forged("its seal is not that of the root");
+}
+
 // What a patch makes of a value, byte for byte as the root has it; null when it does not fit.
 export function patched(value, patch) {
   try {
@@ -677,7 +715,7 @@ export function patched(value, patch) {
 
 // ---------------------------------------------------------------- what is held: rules D1 to D8
 
-const keyOf = (bytes) => {
+export const keyOf = (bytes) => {
   let text = "";
   for (const each of bytes) text += String.fromCharCode(each);
   return text;
@@ -874,6 +912,20 @@ export class Cache {
   }
 }
 
+const UPDATE_ITEMS_MAX = 4096;
+const UPDATE_BYTES_MAX = 1 << 20; // larger ones travel in parts
+
+// An update that came in one frame, looked at before anything believes it.
+function wholeUpdate(update) {
+  if (!update.clock?.system || update.prev >= update.tick) throw malformed("an update without a clock, or that leads nowhere");
+  if (update.items.length > UPDATE_ITEMS_MAX) throw malformed("too many items in one frame");
+  for (const item of update.items) {
+    if (item.publishOp) throw malformed("operations do not travel downwards");
+    if (!(item.subscribed || item.invalidate || item.delta || item.rejectOp)) throw malformed("an item without a kind");
+  }
+  return update;
+}
+
 // Frames of updates, until they are whole and next. The manifest may overtake its items.
 export class UpdateReader {
   constructor() {
@@ -984,21 +1036,21 @@ export class Outbox {
   reject(gen, n) {
     const later = this.batches.flatMap((batch) => batch.ops.map((op) => ({ name: `${batch.arc.gen}.${op.n}`, object: hex(op.object) })));
     const refused = later.find((each) => each.name === `${gen}.${n}`);
-    let dependants = [];
-    if (refused) {
-      const same = later.filter((each) => each.object === refused.object);
-      if (same[0].name === refused.name) dependants = same.slice(1);
-    }
+    if (!refused) return { object: "", dependants: 0 }; // the state had it already, and leaves it out by itself
+    const same = later.filter((each) => each.object === refused.object);
+    const dependants = same[0].name === refused.name ? same.slice(1) : [];
     for (const name of [`${gen}.${n}`, ...dependants.map((each) => each.name)]) this.refused.add(name);
-    return { object: refused?.object ?? "", dependants: dependants.length };
+    return { object: refused.object, dependants: dependants.length };
   }
   *overlay() {
     for (const batch of this.batches) for (const op of batch.ops) if (!this.refused.has(`${batch.arc.gen}.${op.n}`)) yield op;
   }
   frames(batch) {
-    const head = { clock: batch.arc, tick: batch.number };
-    const items = batch.ops.map((op, index) => ["laneItem", { ...head, lane: 0, index, publishOp: { op: { arc: batch.arc, n: op.n }, object: op.object, delta: op.delta } }]);
+    const ops = batch.ops.map((op) => ({ publishOp: { op: { arc: batch.arc, n: op.n }, object: op.object, delta: op.delta } }));
     const span = { clock: batch.arc, prev: batch.number - 1, tick: batch.number };
+    const size = batch.ops.reduce((sum, op) => sum + op.object.length + op.delta.length, 0);
+    if (size <= UPDATE_BYTES_MAX) return [["update", { ...span, follows: [], items: ops }]];
+    const items = ops.map((op, index) => ["laneItem", { clock: batch.arc, tick: batch.number, lane: 0, index, ...op }]);
     return [["beginUpdate", span], ...items, ["endUpdate", { ...span, follows: [], lanes: [0], counts: [items.length] }]];
   }
 }
@@ -1242,6 +1294,7 @@ export class LeafMachine {
     this.windows = new Map(); // sender and stream -> { mark, above }
     this.held = [];
     this.offers = new Map(); // name -> { seq, detail }
+    this.rejections = new Map(); // "gen.n" -> what was told of that operation: once, however often it comes
     this.slowUntil = 0;
   }
 
@@ -1251,6 +1304,7 @@ export class LeafMachine {
       format: 1, cur: cache.cur, clock: cache.clock, follows: pairs(cache.follows), system: this.system, arc: outbox.arc, batches: outbox.batches,
       numbers: pairs(outbox.numbers), durable: pairs(outbox.durable), released: pairs(outbox.released), refused: [...outbox.refused],
       seqs: pairs(this.seqs), unreceived: pairs(this.unreceived), windows: pairs(this.windows),
+      rejections: pairs(this.rejections),
     };
   }
 
@@ -1264,6 +1318,7 @@ export class LeafMachine {
       arc: state.arc, batches: state.batches, numbers: new Map(state.numbers), durable: new Map(state.durable),
       released: new Map(state.released), refused: new Set(state.refused),
     });
+    this.rejections = new Map(state.rejections ?? []);
     this.seqs = new Map(state.seqs);
     this.unreceived = new Map(state.unreceived);
     this.windows = new Map(state.windows);
@@ -1386,6 +1441,7 @@ export class LeafMachine {
     const { cache, outbox } = this;
     if (kind === "linked") {
       if (!cache.open(generation, message)) return;
+      for (const each of message.rejected) this.rejected(each);
       this.followed();
       if (!outbox.isShort) this.nonce = null;
       this.askAgain();
@@ -1402,6 +1458,14 @@ export class LeafMachine {
       if (cache.opening === null) this.nonce = null;
       if (release !== null) this.up("releaseArc", release);
       this.changed(new Set());
+    } else if (kind === "attached") {
+      if (message.turn.length || message.tick > cache.cur) return;
+      const own = (clock) => this.system !== null && clockKey({ system: clock.system, gen: 0 }) === clockKey({ system: this.system, gen: 0 });
+      cache.follow(message.follows.filter((each) => !own(each.clock))); // of its own a leaf hears with the tick alone
+      this.changed(new Set());
+      this.deliver();
+    } else if (kind === "update") {
+      this.update(wholeUpdate(message));
     } else if (["beginUpdate", "laneItem", "endUpdate", "nullUpdate"].includes(kind)) {
       if (message.publishOp) throw malformed("operations do not travel downwards");
       this.reader.take(kind, message, cache.cur);
@@ -1444,8 +1508,18 @@ export class LeafMachine {
     this.deliver();
   }
 
-  rejected({ op, reason }) {
-    this.told({ ...this.outbox.reject(op.arc.gen, op.n), reason });
+  rejected({ op, reason, object }) {
+    const name = `${op.arc.gen}.${op.n}`;
+    const own = this.system !== null && clockKey({ system: this.system, gen: 0 }) === clockKey({ system: op.arc.system, gen: 0 });
+    if (!own || this.rejections.has(name)) return;
+    const taken = this.outbox.reject(op.arc.gen, op.n);
+    const rejection = { object: object.length ? hex(object) : taken.object, dependants: taken.dependants, reason };
+    this.rejections.set(name, rejection);
+    for (const oldest of this.rejections.keys()) {
+      if (this.rejections.size <= 1000) break;
+      this.rejections.delete(oldest);
+    }
+    this.told(rejection);
   }
 
   followed() {
@@ -1480,7 +1554,7 @@ function messageName(message) {
 
 // ---------------------------------------------------------------- connections
 
-const SUBPROTOCOL = "echostore-coherence-1";
+const SUBPROTOCOL = "echostore-coherence-2";
 const PROOF_TAG = TEXT.encode("echostore:thin:1\0");
 const LINK_MS = 10000;
 const ASK_MS = 1000;
@@ -1489,10 +1563,12 @@ const RETRY_MS = 100;
 const RETRY_MS_MAX = 10000;
 
 export async function connect(urls, capability, { storage, timeoutMs = 10000, webSocket = globalThis.WebSocket } = {}) {
-  let bytes, key;
+  let bytes, key, sealers;
   try {
     bytes = capability instanceof Uint8Array ? capability : unbase64url(capability);
-    key = decode("CapabilityBody", decode("Capability", bytes).body).party;
+    const body = decode("CapabilityBody", decode("Capability", bytes).body);
+    key = body.party;
+    sealers = body.sealers.length ? body.sealers : [body.issuer];
   } catch {
     key = NOTHING;
   }
@@ -1500,6 +1576,7 @@ export async function connect(urls, capability, { storage, timeoutMs = 10000, we
   const lasting = globalThis.indexedDB && globalThis.navigator?.locks;
   storage ??= lasting ? await IndexedDbStorage.open(hex(sha256(bytes)).slice(0, 32)) : new MemoryStorage();
   const party = new Party(typeof urls === "string" ? [urls] : [...urls], bytes, key, storage, webSocket, timeoutMs);
+  party.sealers = sealers;
   await party.start();
   return party;
 }
@@ -1516,10 +1593,10 @@ export class Party {
     this.rights = [];
     this.refused = null;
     this.ended = false;
-    this.rejections = [];
     this.counts = { links: 0, questions: 0 };
     this.answers = new Map(); // spec key -> answer
     this.decoded = new Map();
+    this.unsealed = new Map(); // spec key -> the value whose seal was found good
     this.known = new Map();
     this.reads = new Map(); // "spec@tick" -> { spec, at, waiting }
     this.conditions = [];
@@ -1537,10 +1614,7 @@ export class Party {
     this.machine = new LeafMachine({
       send: (kind, message, generation) => this.transmit(encodeFrame(generation, kind, message)),
       changed: (keys) => this.changed(keys),
-      told: (rejection) => {
-        this.rejections = [...this.rejections, rejection].slice(-1000);
-        this.onRejectedFn?.(rejection);
-      },
+      told: (rejection) => this.onRejectedFn?.(rejection),
       delivered: (message) => {
         const shown = { sender: systemText(message.id.sender), type: message.type, payload: message.payload };
         if (this.onMessageFn) this.save().then(() => this.onMessageFn(shown));
@@ -1556,8 +1630,8 @@ export class Party {
     return new Query(this, { filter: { all: comparisons(conditions) }, order: [], limit: 0, deleted: "hide" });
   }
 
-  async get(item) {
-    const found = await this.answer({ item: itemId(item) });
+  async get(item, { sealed = false } = {}) {
+    const found = await this.answer({ item: itemId(item), sealed });
     if (!found.length) throw new EchoError("E-NOT-FOUND", "this item is not in the party");
     return found[0];
   }
@@ -1638,6 +1712,11 @@ export class Party {
     if (ops.length) this.publish(ops);
   }
 
+  // Own operations that have no effect, also such as the party left out later: the newest thousand.
+  get rejections() {
+    return [...this.machine.rejections.values()];
+  }
+
   onRejected(fn) {
     this.onRejectedFn = fn;
   }
@@ -1646,7 +1725,7 @@ export class Party {
 
   async fence(kind = "full", context = null) {
     if (!["release", "acquire", "full"].includes(kind)) throw new EchoError("E-USAGE", `a fence is release, acquire or full, not ${kind}`);
-    if (kind !== "acquire") await this.until(() => this.machine.outbox.toSend().length === 0, "the root did not confirm all batches");
+    if (kind !== "acquire") await this.until(() => this.machine.outbox.batches.length === 0, "the root did not confirm all batches");
     if (kind === "full") {
       const own = this.ownClocks();
       const spec = this.newQuestion(hex(crypto.getRandomValues(new Uint8Array(16))));
@@ -1732,7 +1811,7 @@ export class Party {
   status() {
     return {
       connected: this.connected, url: this.url, system: this.system, tick: this.tick, indexes: this.machine.cache.holdings.versions.size,
-      outbox: this.pending, unsent: this.machine.outbox.toSend().length, rejected: this.rejections.length,
+      outbox: this.pending, unsent: this.machine.outbox.toSend().length, rejected: this.machine.rejections.size,
       lastError: this.lastError?.what ?? null, ...this.counts,
     };
   }
@@ -2019,24 +2098,49 @@ export class Party {
     if (version === null) return null;
     this.touched.set(key, spec);
     this.machine.want(spec); // no question if its changes are told
+    if (asked.sealed && this.unsealed.get(key) !== version.value) {
+      this.checkedSeal(spec, version.value).then(() => this.changed(new Set([key])), (error) => (this.lastError = error));
+      return null;
+    }
     const answer = this.made(asked, key, version, this.machine.outbox.overlay(), this.tick);
     answer.live = version.live;
     this.answers.set(key, answer);
     return answer;
   }
 
+  // Whether a value is what the root sealed, found out once for each; one that is not is dropped, and so is the connection.
+  async checkedSeal(spec, value) {
+    const key = keyOf(spec);
+    if (this.unsealed.get(key) === value) return;
+    try {
+      await checkSeal(spec, value, this.sealers);
+    } catch (error) {
+      this.machine.cache.holdings.versions.delete(key);
+      this.answers.delete(key);
+      if (error.code === "E-CORRUPT") this.socket?.close(1000);
+      throw error;
+    }
+    if (this.unsealed.size >= ENTRIES_MAX) this.unsealed.clear();
+    this.unsealed.set(key, value);
+  }
+
   async answer(asked) {
     for (;;) {
       this.checkOpen();
+      const spec = indexSpec(this.key, asked);
+      const version = asked.sealed ? this.machine.cache.read(keyOf(spec)) : null;
+      if (version !== null) await this.checkedSeal(spec, version.value);
       const found = this.held(asked);
       if (found !== null) return found;
-      await this.read(indexSpec(this.key, asked));
+      await this.read(spec);
     }
   }
 
   async answerAt(asked, tick, operations) {
     const spec = indexSpec(this.key, asked);
-    return this.made(asked, keyOf(spec), await this.read(spec, tick), operations, tick);
+    const version = await this.read(spec, tick);
+    if (asked.sealed) await this.checkedSeal(spec, version.value);
+    return this.made(asked, keyOf(spec), version, operations, tick);
   }
 
   made(asked, key, version, operations, tick) {
@@ -2084,6 +2188,10 @@ export class Query {
     const order = names.map((name) => (name.startsWith("-") ? { field: parseField(name.slice(1)), descending: true } : { field: parseField(name), descending: false }));
     return this.with({ order });
   }
+  // With the root's signature, which is checked: an edge can't forge what is shown.
+  sealed() {
+    return this.with({ sealed: true });
+  }
   limit(limit) {
     if (!Number.isInteger(limit) || limit < 1 || limit > ITEMS_MAX) throw new EchoError("E-USAGE", `a limit is a whole number from 1 to ${ITEMS_MAX}`);
     return this.with({ limit });
@@ -2124,7 +2232,8 @@ class Watch {
     try {
       const answer = this.query.held();
       if (answer === null || (this.last !== null && sameAnswer(this.last, answer))) return;
-      this.last = answer;
+      // The states as they are now: handles take up own edits in place, and would look as if nothing had changed.
+      this.last = Object.assign(answer.map(({ state }) => ({ state })), { pending: answer.pending });
       this.fn(answer);
     } catch (error) {
       this.onError(error);

@@ -396,3 +396,37 @@ class Capability(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
+
+@_typing.final
+class LeafCredential(_message.Message):
+    """What a leaf showed to the edge it is at; the edge passes it on to the root."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CAPABILITY_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
+    capability: _builtins.bytes
+    """a Capability"""
+    key: _builtins.bytes
+    """32 bytes: the leaf's"""
+    nonce: _builtins.bytes
+    """16 bytes: the edge's"""
+    proof: _builtins.bytes
+    """64 bytes: the leaf's signature over nonce and capability"""
+    def __init__(
+        self,
+        *,
+        capability: _builtins.bytes = ...,
+        key: _builtins.bytes = ...,
+        nonce: _builtins.bytes = ...,
+        proof: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capability", b"capability", "key", b"key", "nonce", b"nonce", "proof", b"proof"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeafCredential: _TypeAlias = LeafCredential  # noqa: Y015
