@@ -48,6 +48,11 @@ class Written:
     def stamp(self) -> Stamp:
         return Stamp(self.depth, FEEDS[self.writer], self.number, 0)
 
+    @property
+    def time_ms(self) -> int:
+        """A clock on which some neighbours fall into one minute."""
+        return self.depth * 20_000
+
 
 @dataclass(slots=True)
 class Replica:
@@ -67,7 +72,7 @@ class Story:
 
     def decode(self, operation: Written) -> tuple[Any, Stamp, int]:
         message = self.message_type().FromString(operation.message)
-        return self.kind.codec.decode_operation(message), operation.stamp, 0
+        return self.kind.codec.decode_operation(message), operation.stamp, operation.time_ms
 
     def message_type(self) -> Any:
         return self.kind.codec.decode_operation.__annotations__["message"]
@@ -82,7 +87,7 @@ class Story:
         past = tuple(replica.delivered)
         replica.delivered[who] += 1
         written = Written(who, len(self.written[who]), message, past, replica.depth)
-        replica.model.stamped(written.stamp)
+        replica.model.stamped(written.stamp, written.time_ms)
         self.written[who].append(written)
 
     def stamp_after(self, writer: int) -> Stamp:
@@ -133,17 +138,22 @@ def tell(kind: Kind, steps: list[Step]) -> Story:
         replica.model.begin(feed, 0)
         story.replicas.append(replica)
         story.written.append([])
+    go_on(story, steps)
+    return story
+
+
+def go_on(story: Story, steps: list[Step]) -> None:
+    """Play steps on a story as it is, then seal what is open."""
     for action, who, a, b, c in steps:
         who %= len(FEEDS)
         if action < 150:
-            kind.edit(story.replicas[who].model, a, b, c)
+            story.kind.edit(story.replicas[who].model, a, b, c)
         elif action < 195:
             story.seal(who)
         else:
             story.deliver(who, a, 1 + b % 4)
     for who in range(len(FEEDS)):
         story.seal(who)
-    return story
 
 
 def finish(story: Story) -> None:

@@ -373,7 +373,7 @@ def test_an_operation_that_breaks_loro_is_refused_and_the_document_survives(monk
     model.begin(FEEDS[0], 0)
     model.insert(0, "hello world")
     model.seal()
-    model.stamped(Stamp(1, FEEDS[0], 0, 0))
+    model.stamped(Stamp(1, FEEDS[0], 0, 0), 0)
     model.insert(0, "open ")
     state = text_codec.encode_state(model)
     sound = Change(writer_id(FEEDS[1], ITEM, 0), 0, False, ((writer_id(FEEDS[0], ITEM, 0), 10),), (InsertText(0, "x"),))

@@ -237,7 +237,7 @@ def text(*edits: tuple[str, Any]) -> tuple[ConcurrentText, TextOperation]:
     for verb, arguments in edits:
         getattr(model, verb)(*arguments)
     operation = model.seal()
-    model.stamped(Stamp(1, FEEDS[0], 0, 0))
+    model.stamped(Stamp(1, FEEDS[0], 0, 0), 0)
     return model, operation
 
 

@@ -279,5 +279,5 @@ def test_everything_lost_is_placed_once_and_in_its_order(stood: list[str], there
     for index, contents in places_again(
         [element(name) for name in stood], [element(name).identity for name in now], mine
     ):
-        result[index:index] = contents
+        result[index:index] = [piece.text for piece in contents]
     assert result == stood

@@ -259,7 +259,7 @@ class RandomParty:
     def _share(self, writer: Writer, item: ItemId, model: str, sealed: object) -> None:
         """Sometimes another writer has the edit at once, and will build on it without naming it as a cause."""
         document = writer.documents[item]
-        document.stamped(Stamp(writer.depth, writer.feed, writer.seq, 0))  # type: ignore[attr-defined]
+        document.stamped(Stamp(writer.depth, writer.feed, writer.seq, 0), 0)  # type: ignore[attr-defined]
         other = self.random.choice(self.writers)
         if other is writer or self.random.random() < 0.5:
             return

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 from cyclopts import App
 
 from echostore.cli.feed import INTEGRITY_BROKEN
+from echostore.cli.moments import parse_moment
 from echostore.cli.opening import open_party, reading, writing
 from echostore.cli.options import IN_PARTY, LISTING_IN_PARTY, InParty, ListingInParty, examples
 from echostore.cli.output import Column, Output, size
 from echostore.cli.values import iso_ms, short
-from echostore.kernel.errors import NotFound
+from echostore.kernel.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
     from echostore.peer.epochs import EpochView
@@ -40,23 +41,45 @@ REFUSED = 4
 
 
 @app.command(
-    help_prologue=examples("echostore epoch create", "echostore epoch create --party @Trip --from-pipeline out")
+    help_prologue=examples(
+        "echostore epoch create",
+        "echostore epoch create --discard-before 30d",
+        "echostore epoch create --party @Trip --from-pipeline out",
+    )
 )
-def create(*, from_pipeline: Path | None = None, options: InParty = IN_PARTY) -> None:
+def create(
+    *, discard_before: str | None = None, from_pipeline: Path | None = None, options: InParty = IN_PARTY
+) -> None:
     """Declare an epoch: this party's state as it is now, under its CID, signed by this device.
 
     Parameters
     ----------
+    discard_before
+        Leave out what is older (30d, 2026-05-01) and seen by all: deleted items, posts that logs let go, the history
+        of texts and lists. What stands stays.
     from_pipeline
         Folder that `echostore pipeline run` wrote. Its snapshot is declared, with its blobs, if this peer's own
         state has the same CID; otherwise nothing is.
     """
     output = Output.of(options)
+    before_ms = None if discard_before is None else _time_ms(discard_before)
+    if before_ms is not None and from_pipeline is not None:
+        raise UsageError("a pipeline's snapshot leaves nothing out", next_step="Give one of both options.")
     with writing(options) as peer:
         party = open_party(peer, options.party)
         epochs = peer.epochs(party.key)
-        made = epochs.create() if from_pipeline is None else _from_pipeline(party, epochs, from_pipeline)
+        if from_pipeline is None:
+            made = epochs.create(discard_before_ms=before_ms)
+        else:
+            made = _from_pipeline(party, epochs, from_pipeline)
         output.document(_record(made), f"epoch {made.number} of {short(party.key.hex())}: {made.cid}")
+
+
+def _time_ms(text: str) -> int:
+    moment = parse_moment(text)
+    if isinstance(moment, str):
+        raise UsageError(f"{text[:60]!r} is not a time", next_step="Write 30d (ago) or 2026-05-01T10:00.")
+    return int(moment.timestamp() * 1000)
 
 
 def _from_pipeline(party: "Party", epochs: Any, out: Path) -> "EpochView":

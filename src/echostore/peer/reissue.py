@@ -2,7 +2,7 @@
 
 When blocks are excluded, updates that build on them are refused with them (`builds-on-excluded`), and the item is folded
 again without. What this device inserted in such updates, and nobody whose blocks count has deleted, is written once
-more, where it stood, as far as its surroundings are still there:
+more, where it stood, as far as its surroundings are still there. The same goes for updates beside what an epoch discarded:
 
     bob   "shopping list: "                        excluded
     ann   "shopping list: milk"   inserts "milk"   refused, generation 0
@@ -14,7 +14,8 @@ what comes after them is written under the next generation, also where nothing w
 Exactly once: only this device writes to its feed, only updates of the highest generation in it are issued again, and the
 message that does so has a higher one. So the feed itself says what was done, after a crash too. What can't be written now
 (this device may not, or it does not fit one block) stays listed and is looked at again when the party is opened or who
-belongs to it changes. Deletes, moves and marks are not issued again.
+belongs to it changes. So do deletes, sets, moves and marks, as far as others have not overtaken them
+(`kernel.models.repeating`).
 """
 
 from collections.abc import Callable, Iterable
@@ -26,9 +27,10 @@ from echostore.kernel.items.operations import Reject
 from echostore.kernel.items.record import ItemRecord
 from echostore.kernel.models._shared_sequence import SharedSequence
 from echostore.kernel.models.change_graph import Atom, Delete
-from echostore.kernel.models.placing_again import inserted_atoms, places_again
+from echostore.kernel.models.repeating import repeat_edits
 from echostore.kernel.order import DATA, Envelope
 from echostore.kernel.reasons import Reason
+from echostore.wire.base_epoch import BaseEpoch
 from echostore.wire.messages import decode_envelope
 
 if TYPE_CHECKING:
@@ -121,7 +123,7 @@ class Reissues:
         written = self._written(record, refused)
         highest = max((own.update.generation for own in written), default=0)
         newest = [own for own in written if own.update.generation == highest]
-        lost = [own.update for own in newest if own.reason == Reason.BUILDS_ON_EXCLUDED]
+        lost = [own.update for own in newest if own.reason in (Reason.BUILDS_ON_EXCLUDED, Reason.DISCARDED)]
         self._generations[item] = highest + any(own.reason is not None for own in newest)
         if lost:
             self._issue_again(record, lost)
@@ -142,42 +144,39 @@ class Reissues:
         self, record: ItemRecord, lost: list[Any], content: Callable[[str], str] = lambda piece: piece
     ) -> bool:
         writer = lost[-1].update[-1].writer
-        seen, deleted = self._with_excluded(record, writer)
+        base = self._runtime.processor.base
+        seen, deleted = self._with_excluded(record, writer, base)
+        if base is not None and not seen.holds(lost[-1].update):
+            # Made beside what the base discarded; what that was may still be here.
+            seen, deleted = self._with_excluded(record, writer, None)
         if not seen.holds(lost[-1].update):
             return False  # it was refused for more than what is excluded: there is no text in which it stood
-        last = (writer, lost[-1].update[-1].counter_end - 1)
-        mine = seen.identities(inserted_atoms(lost))
-        stood = [piece for piece in seen.pieces(last) if piece.atom not in deleted]
-        places = places_again(stood, [piece.identity for piece in record.model.pieces()], mine)
-        if not places:
-            return False
         try:
             with self._runtime.batch():
                 self._runtime.edit(record)
-                for index, contents in places:
-                    record.model.put(index, [content(piece) for piece in contents])
+                done = repeat_edits(record.model, seen, lost, deleted, content)
             self._runtime.flush_blocks()
         except (Refused, TooLarge):
             return False  # it stays listed as refused, and the next look tries again
-        return True
+        return done
 
-    def _with_excluded(self, record: ItemRecord, writer: int) -> tuple[Any, set[Atom]]:
-        """The item with all that is held of it, excluded or not; and which atoms of a writer were deleted by others
-        whose blocks count."""
+    def _with_excluded(self, record: ItemRecord, writer: int, base: BaseEpoch | None) -> tuple[Any, set[Atom]]:
+        """The item with all that is held of it above a base, excluded or not; and which atoms of a writer were deleted by
+        others whose blocks count."""
         processor = self._runtime.processor
         assert self._runtime.data is not None
         entries: list[tuple[Any, Stamp, int]] = []
         deleted: set[Atom] = set()
-        base = processor.base.record(record.item) if processor.base is not None else None
+        stored = base.record(record.item) if base is not None else None
         for feed, seq in processor.places(frozenset({record.item})):
-            if seq < processor.base_length(feed):
-                continue  # the base has it, and what the base has is not excluded
+            if seq < (base.length(feed) if base is not None else processor.feeds.feed(processor.feed_key(feed)).base):
+                continue  # the base has it, and what the base has is not excluded; or it is not here any more
             for body, stamp in self._updates(record, feed, seq):
                 entries.append((body, stamp, 0))
                 if feed != self._runtime.data.feed and processor.writer(feed, seq) is not None:
                     deleted.update(_deleted_atoms(body.update, writer))
         entries.sort(key=lambda entry: entry[1])
-        seen = base.model if base is not None else type(record.model)(record.item)
+        seen = stored.model if stored is not None else type(record.model)(record.item)
         seen.apply_many(entries)
         return seen, deleted
 

@@ -4,9 +4,14 @@
               that it no longer holds up what epochs may discard
     device    finds its feed retired: it opens a new one and writes again what the old one has beyond its end
 
-Ages are by the writers' clocks and the admin's own: retiring is an admin's act, not part of a fold. Of texts and lists
-what was inserted is written again, beside what it stood beside; deletes, moves and marks are not. What stays behind is
-listed by `party.rejected()` with the reason `retired`.
+Ages are by the writers' clocks and the admin's own: retiring is an admin's act, not part of a fold. Edits of texts and
+lists are done again on what these are now, as far as nobody has overtaken them (`kernel.models.repeating`). What stays
+behind is listed by `party.rejected()` with the reason `retired`:
+
+    views                      the proof names an item of the old feed
+    undos of properties        put back what an entry of the old feed was
+    retractions                of posts that count: only the feed that wrote one retracts it
+    what an epoch discarded    there is nothing to write on; of texts also where this device has lost that history
 """
 
 from collections.abc import Callable
@@ -20,8 +25,9 @@ from echostore.kernel.items.record import ItemRecord
 from echostore.kernel.models._elements import element_text, element_value
 from echostore.kernel.models._shared_sequence import SharedSequence
 from echostore.kernel.models.growable_array import GrowableArray
-from echostore.kernel.models.property_set import Add, Increment, PropertySet, Set
-from echostore.kernel.models.threaded_log import OwnPost, Post, PostId, Retention, ThreadedLog
+from echostore.kernel.models.property_set import Add, Increment, PropertySet, Remove, Set
+from echostore.kernel.models.text import ConcurrentText
+from echostore.kernel.models.threaded_log import OwnPost, Post, PostId, Retention, Retract, Revive, ThreadedLog
 from echostore.kernel.order import CONTROL, DATA, Envelope
 from echostore.kernel.party.credentials import FeedKind, FeedRetire, Role
 from echostore.kernel.reasons import Reason
@@ -145,7 +151,7 @@ class _Rebase:
                     self._again(operation, seq, position)
             self._messages += self._done > written
         for item, updates in self._updates.items():
-            self._inserted_again(item, updates)
+            self._edited_again(item, updates)
         self._runtime.flush()
         return Rebased(self._messages, self._done, self._left)
 
@@ -172,8 +178,8 @@ class _Rebase:
         if isinstance(operation.body, Post):
             self._posts[seq, position] = place
 
-    def _inserted_again(self, item: ItemId, updates: list[tuple[Any, Stamp]]) -> None:
-        """What this device inserted in a text or list, in one message."""
+    def _edited_again(self, item: ItemId, updates: list[tuple[Any, Stamp]]) -> None:
+        """What this device did to a text or list, in one message."""
         record = self._runtime.state.record(self._items.get(item, item))
         assert record is not None, item_text(item)
         if item not in self._items:
@@ -183,16 +189,22 @@ class _Rebase:
             seen = type(record.model)(item)
             seen.apply_many([(update, stamp, 0) for update, stamp in updates])
             pieces = [self._piece(record)(piece.text) for piece in seen.pieces()]
-            written = bool(pieces) and self._put(record, pieces)
+            written = bool(pieces) and self._put(record, pieces, seen)
         self._messages += written
         self._done += len(updates) if written else 0
         self._left += 0 if written else len(updates)
 
-    def _put(self, record: ItemRecord, pieces: list[str]) -> bool:
+    def _put(self, record: ItemRecord, pieces: list[str], seen: SharedSequence) -> bool:
         try:
             with self._runtime.batch():
                 self._runtime.edit(record)
                 record.model.put(0, pieces)
+                if isinstance(seen, ConcurrentText):
+                    record.model.put_marks(
+                        (index, key, value)
+                        for index, marks in enumerate(seen.marks_in(0, len(seen)))
+                        for key, value in marks.items()
+                    )
         except (Refused, TooLarge):
             return False
         return True
@@ -245,15 +257,18 @@ class _Rebase:
                 found.append(Set(change.path, self._value(change.value)))
             elif isinstance(change, Increment):
                 found.append(replace(change, base=model.standing_write(change.path)))
-            elif isinstance(change, Add):
-                found.append(change)
+            elif isinstance(change, Add | Remove):
+                found.append(change)  # what was observed is named by where it stands, the old feed's own too
             else:
-                return None  # what was observed or undone belongs to the old feed
+                return None  # what was undone belongs to the old feed
         return tuple(found)
 
     def _log(self, item: ItemId, body: Any) -> ItemOperation | None:
         if isinstance(body, Retention):
             return ItemOperation(item, ThreadedLog.name, body)
+        if isinstance(body, Retract | Revive):
+            post = self._posts.get((body.post.seq, body.post.position)) if isinstance(body.post, OwnPost) else None
+            return None if post is None else ItemOperation(item, ThreadedLog.name, replace(body, post=post))
         if not isinstance(body, Post):
             return None
         answered = body.reply_to

@@ -6,7 +6,8 @@
 D1  Only what is stable goes.
 D2  An item goes when it, or something that it hangs below, was deleted before `before_ms`, and all below it goes too.
 D3  A log loses posts by its own retention: older than its age before `before_ms`, or beyond its count and older than that.
-D4  What is written later on discarded ground is refused with the reason `discarded`.
+D4  Texts and lists lose the history of what was written before `before_ms`; what stands stays (`_laying_ground`).
+D5  What is written later on discarded ground is refused with the reason `discarded`.
 """
 
 from collections import defaultdict
@@ -37,7 +38,7 @@ def stable_frontier(
 
 
 def discard(state: PartyState, horizon: Horizon, items: Iterable[ItemId]) -> set[ItemId]:
-    """Leave out what may go of these items, which must be all that D2 and D3 could concern; returns what changed."""
+    """Leave out what may go of these items, which must be all that D2 to D4 could concern; returns what changed."""
     changed: set[ItemId] = set()
     doomed: set[ItemId] = set()
     every = list(items)

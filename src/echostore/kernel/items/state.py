@@ -160,12 +160,14 @@ class PartyState:
         self._apply_one(operation, stamp, time_ms, writer, own=True)
         return self.settle() | {operation.item}
 
-    def stamp_edits(self, depth: int, feed: FeedId, seq: int, operations: Iterable[ItemOperation]) -> None:
+    def stamp_edits(
+        self, depth: int, feed: FeedId, seq: int, time_ms: int, operations: Iterable[ItemOperation]
+    ) -> None:
         """Operations of an own batch, shown while it was open, are a message now."""
         for position, operation in enumerate(operations):
             record = self.records.get(operation.item)
             if record is not None and isinstance(record.model, SharedSequence) and operation.field == record.model.name:
-                record.model.stamped(Stamp(depth, feed, seq, position))
+                record.model.stamped(Stamp(depth, feed, seq, position), time_ms)
 
     def settle(self) -> set[ItemId]:
         """Import the edits and replay the moves that came since the last call, once for a whole run of messages;
@@ -207,7 +209,7 @@ class PartyState:
             if not isinstance(model, SharedSequence):
                 model.apply(body, stamp, time_ms)
             elif own:  # its own edits are in the document already
-                model.stamped(stamp)
+                model.stamped(stamp, time_ms)
             else:
                 self._edits.setdefault(item, []).append((body, stamp, time_ms))
                 self._edit_count += 1

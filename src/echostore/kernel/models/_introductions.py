@@ -28,6 +28,7 @@ from echostore.kernel.ids import Stamp
 from echostore.kernel.models._room import gain
 from echostore.kernel.models.base import OperationRefused
 from echostore.kernel.models.change_graph import Atom, ChangeGraph
+from echostore.kernel.models.ground import Ground
 from echostore.kernel.reasons import Reason
 
 _BASE_DEPTH = 0
@@ -72,9 +73,13 @@ class Introductions:
         """Whether something came in that a refused operation above it lacked."""
 
     @classmethod
-    def of_base(cls, changes: ChangeGraph) -> "Introductions":
-        """Of a state without stamps: all of it is below whatever follows."""
+    def of_base(cls, changes: ChangeGraph, ground: Ground | None = None) -> "Introductions":
+        """Of a state without stamps: all of it is below whatever follows. Whoever has seen one writer's part of a ground
+        has seen all of it, so its room may count as that of any of them."""
         base = cls()
+        if ground is not None:
+            for number, writer in enumerate(sorted(ground.ends)):
+                base._add(writer, ground.ends[writer], _BASE_DEPTH, b"", 0 if number else ground.room)
         for change in changes:
             base._add(change.writer, change.counter_end, _BASE_DEPTH, b"", gain(change.runs))
         return base

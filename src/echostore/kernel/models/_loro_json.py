@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from echostore.kernel.models._ground_numbers import GroundNumbers
 from echostore.kernel.models.change_graph import (
     Atom,
     Change,
@@ -94,13 +95,16 @@ _encode = msgspec.json.Encoder().encode
 _MARK_END = _MarkEnd()
 
 
-def parse_changes(writer: int, exported: str) -> list[Change]:
-    """The canonical changes in what loro exported of one writer."""
+def parse_changes(writer: int, exported: str, numbers: GroundNumbers | None = None) -> list[Change]:
+    """The canonical changes in what loro exported of one writer, from a document with these numbers."""
     builder = ChangeBuilder(writer)
     add = builder.add
     for change in _decode(exported):
         counter = int(change.id.partition("@")[0])
         dependencies = [_atom(text) for text in change.deps]
+        if numbers is not None:
+            counter += numbers.start(writer)
+            dependencies = numbers.frontier_out(dependencies)
         own = (writer, counter - 1)
         builder.change(
             counter,
@@ -110,7 +114,8 @@ def parse_changes(writer: int, exported: str) -> list[Change]:
         for operation in change.ops:
             run = _run(operation.content)
             if run is not None:
-                add(run)
+                for part in (run,) if numbers is None else numbers.run_out(run):
+                    add(part)
     return builder.changes()
 
 

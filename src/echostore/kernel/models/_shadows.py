@@ -78,7 +78,8 @@ class Shadows:
         size = abs(run.length)
         place = shadow.atom_position(self._root, (run.writer, run.counter))
         if run.length > 0:
-            shadow.delete_text(self._root, place, size)
+            for part in shadow.parts(run):  # at once the library would begin with the last of them
+                shadow.delete_text(self._root, place, part.length)
         else:
             for offset in range(size - 1, -1, -1):
                 shadow.delete_text(self._root, place + offset, 1)

@@ -14,7 +14,8 @@ the document it is checked (numbered, so that tests can cite them):
         way to write a history;
     L4  runs are of this model's kinds, within range, and delete only what their writer had seen (MALFORMED);
     L5  positions are inside the sequence as the writer had it, and where it had seen a mark deletes hit the atoms they
-        name (MALFORMED; `_positions`).
+        name (MALFORMED; `_positions`);
+    L6  where an epoch discarded history, every change is made on all of that, and of what stood there (DISCARDED).
 
 Each depends on the operation and on accepted ones below it, so every replica answers alike in every order: as if it had
 folded one by one in canonical order. Loro then checks the ids of list elements and takes all of an import or nothing.
@@ -30,33 +31,31 @@ import msgspec
 
 from echostore.kernel.errors import Corrupt, ModelFailed
 from echostore.kernel.ids import FeedId, ItemId, Stamp
-from echostore.kernel.limits import KEY_CHARACTERS_MAX
+from echostore.kernel.models._datings import Dated, Datings
+from echostore.kernel.models._ground_numbers import GroundNumbers
 from echostore.kernel.models._introductions import AtomMissing, IntroductionRows, Introductions
+from echostore.kernel.models._laying_ground import PROBE, critical_ends, lay_ground
 from echostore.kernel.models._loro import Element, ElementId, LoroDocument, Version, placings
 from echostore.kernel.models._positions import Positions
 from echostore.kernel.models._room import gain
-from echostore.kernel.models.base import OperationRefused
+from echostore.kernel.models._run_checks import check_run
+from echostore.kernel.models._writer_views import WriterViews
+from echostore.kernel.models.base import Horizon, OperationRefused
 from echostore.kernel.models.change_graph import (
     COUNTER_END_MAX,
     Atom,
     Change,
     ChangeGraph,
     Delete,
-    InsertElements,
     InsertText,
-    Mark,
-    Move,
     Run,
-    SetElement,
     atom_count,
 )
+from echostore.kernel.models.ground import Ground
 from echostore.kernel.models.stand_ins import Originals, StandIn, stand_ins
 from echostore.kernel.reasons import Reason
 
 GENERATION_MAX = (1 << 32) - 1
-VIEWS_MAX = 256
-"""Writers whose view is remembered; a view is as large as the number of writers. The others are asked from loro."""
-
 JOURNAL_RUNS_MIN = 256
 JOURNAL_SHARE = 64
 """A new base is taken when the journal has more runs than the first, and than a share of all atoms: so taking one, which
@@ -70,8 +69,7 @@ _NO_WRITER = (1 << 64) - 1
 def writer_id(feed: FeedId, item: ItemId, generation: int) -> int:
     """Who a feed is inside the document of an item."""
     digest = hashlib.sha256(_WRITER_DOMAIN + feed + item + generation.to_bytes(4, "big")).digest()
-    writer = int.from_bytes(digest[:8], "big")
-    return writer if writer != _NO_WRITER else _NO_WRITER - 1
+    return min(max(int.from_bytes(digest[:8], "big"), PROBE + 1), _NO_WRITER - 1)
 
 
 class _Native(msgspec.Struct, array_like=True):
@@ -80,6 +78,8 @@ class _Native(msgspec.Struct, array_like=True):
     document: bytes
     introductions: IntroductionRows
     first_marks: dict[int, int]
+    dated: tuple[Dated, ...]
+    ground: Ground | None
 
 
 class _NeedsImport(Exception):
@@ -109,10 +109,10 @@ class SharedSequence:
             self._document.ends() if document else {}
         )  # writer -> counter after its last sealed or applied atom
         self._introductions = Introductions()
+        self._datings = Datings()
         self._gained = 0  # room that what is sealed and has no stamp yet makes
         self._positions = Positions(self._marked_root)
-        self._views: dict[int, dict[int, int]] = {}  # writer -> ends of the others as it last saw them
-        self._view_starts: dict[int, int] = {}  # writer -> first of its atoms that has this view
+        self._views = WriterViews()
         self._writer_ids: dict[tuple[FeedId, int], int] = {}
         self._writer: int | None = None
         self._generation = 0
@@ -153,11 +153,12 @@ class SharedSequence:
         self._record(update)
         return self._operation(update, self._generation)
 
-    def stamped(self, stamp: Stamp) -> None:
+    def stamped(self, stamp: Stamp, time_ms: int) -> None:
         """What was sealed last has its place in the canonical order."""
         assert self._writer is not None
         gained, self._gained = self._gained, 0
         self._introductions.add(self._writer, self._sealed(), stamp, gained)
+        self._datings.add(self._writer, self._sealed(), stamp, time_ms)
 
     # Operations
 
@@ -175,12 +176,14 @@ class SharedSequence:
             self._positions.take_back(self._ends)
             raise
         self._note_all(changes, stamp)
+        self._datings.add(changes[0].writer, changes[-1].counter_end, stamp, time_ms)
 
     def apply_many(self, operations: Sequence[tuple[Any, Stamp, int]]) -> list[OperationRefused | None]:
         """The same as `apply` on each, with the outcome of each; loro imports in one go, which is much faster."""
         outcomes: list[OperationRefused | None] = [None] * len(operations)
         judged: list[int] = []  # checked since the last import, whatever came of it
         changes: list[Change] = []  # of those that wait for the next one
+        dated: list[tuple[int, int, Stamp, int]] = []  # of these
         ends = dict(self._ends)
 
         def flush() -> None:
@@ -195,11 +198,15 @@ class SharedSequence:
                 self._introductions.take_back(ends)
                 for index in judged:
                     outcomes[index] = self._outcome(operations[index])
+            else:
+                for row in dated:
+                    self._datings.add(*row)
             ends = dict(self._ends)
             judged.clear()
             changes.clear()
+            dated.clear()
 
-        for index, (operation, stamp, _) in enumerate(operations):
+        for index, (operation, stamp, time_ms) in enumerate(operations):
             try:
                 try:
                     checked = self._checked(operation, stamp, graph_is_current=not changes)
@@ -211,6 +218,7 @@ class SharedSequence:
             else:
                 self._note_all(checked, stamp)
                 changes.extend(checked)
+                dated.append((checked[0].writer, checked[-1].counter_end, stamp, time_ms))
             judged.append(index)
         if changes:
             flush()
@@ -219,33 +227,84 @@ class SharedSequence:
     # State
 
     def changes(self) -> ChangeGraph:
-        """The canonical state: what has been sealed or applied, without open edits."""
+        """What has been sealed or applied, without open edits, above the ground: with that and `dated` the canonical
+        state."""
         return tuple(
             change
             for writer in sorted(self._ends)
             for change in self._document.export_changes(writer, 0, self._ends[writer])
         )
 
+    @property
+    def ground(self) -> Ground | None:
+        """What stands of the history that an epoch discarded."""
+        return None if self._document.numbers is None else self._document.numbers.ground
+
+    @property
+    def dated(self) -> tuple[Dated, ...]:
+        """Which messages brought what is above the ground."""
+        return self._datings.dated()
+
     @classmethod
-    def from_changes(cls, item: ItemId, changes: ChangeGraph) -> Self:
+    def from_changes(
+        cls, item: ItemId, changes: ChangeGraph, ground: Ground | None = None, dated: Iterable[Dated] = ()
+    ) -> Self:
         """A model in that state. The writers in it are taken on trust: who may have written is long decided."""
-        document = LoroDocument(cls._container)
         try:
+            document = LoroDocument.on_ground(cls._container, cls._numbers(ground))
             document.import_changes(changes)
         except OperationRefused as refused:
             raise Corrupt(f"the state of a {cls.name} can't be restored: {refused.detail}") from None
         model = cls(item, document)
         model._record(changes)
-        model._introductions = Introductions.of_base(changes)
+        model._introductions = Introductions.of_base(changes, ground)
+        model._datings = Datings(dated)
+        if ground is not None and ground.marks:
+            model._positions.first_marks[min(ground.ends)] = 0
         for change in changes:
             model._positions.note(change)
         return model
+
+    def discard(self, horizon: Horizon) -> bool:
+        """Lose the history that everybody has seen and that is old enough, as far as it can be cut off; whether there
+        was any. What stands stays, and so do the numbers of its atoms."""
+        assert not self.has_open_edits, "epochs are folded from messages"
+        settled = self._datings.settled(horizon)
+        if not settled:
+            return False
+        changes = self.changes()
+        ends = critical_ends(self._document, changes, settled)
+        if ends == ({} if self.ground is None else self.ground.ends):
+            return False
+        ground = lay_ground(self._document, self._container, ends, of_text=InsertText in self._run_kinds)
+        if ground is None:
+            return False
+        above = tuple(
+            change
+            for writer in sorted(self._ends)
+            for change in self._document.export_changes(writer, ends.get(writer, 0), self._ends[writer])
+        )
+        left = self.from_changes(self.item, above, ground, self._datings.beyond(ends).dated())
+        vars(self).update(vars(left))
+        return True
+
+    @classmethod
+    def _numbers(cls, ground: Ground | None) -> GroundNumbers | None:
+        return None if ground is None else GroundNumbers(ground, of_text=InsertText in cls._run_kinds)
 
     def native(self) -> bytes:
         """Loro's own snapshot with what checks need, for opening fast from a cache. It differs between replicas: never
         address it."""
         assert not self.has_open_edits, "seal before caching"
-        return _encode_native(_Native(self._document.native(), self._introductions.rows(), self._positions.first_marks))
+        return _encode_native(
+            _Native(
+                self._document.native(),
+                self._introductions.rows(),
+                self._positions.first_marks,
+                self.dated,
+                self.ground,
+            )
+        )
 
     @classmethod
     def from_native(cls, item: ItemId, data: bytes) -> Self:
@@ -253,8 +312,10 @@ class SharedSequence:
             native = _decode_native(data)
         except msgspec.DecodeError as error:
             raise Corrupt(f"a cached document can't be opened: {error}") from None
-        model = cls(item, LoroDocument.from_native(cls._container, native.document), native.document)
+        document = LoroDocument.from_native(cls._container, native.document, cls._numbers(native.ground))
+        model = cls(item, document, native.document)
         model._introductions = Introductions.from_rows(native.introductions)
+        model._datings = Datings(native.dated)
         model._positions.first_marks = native.first_marks
         return model
 
@@ -263,19 +324,22 @@ class SharedSequence:
     def has_written(self, feed: FeedId, generation: int) -> bool:
         return self._ends.get(self._writer_id(feed, generation), 0) > 0
 
-    def pieces(self, last: Atom | None = None) -> list[Element]:
-        """The characters or elements in order: now, or as its writer had them when it made an atom."""
-        return self._pieces(self._document if last is None else self._document.at(self._document.version([last])))
+    def pieces(self, *atoms: Atom) -> list[Element]:
+        """The characters or elements in order: now, or in the version that these atoms make."""
+        return self._pieces(self._at(*atoms))
 
-    def identities(self, atoms: Iterable[Atom]) -> frozenset[ElementId]:
-        """The identities, as in `pieces`, of what these atoms inserted."""
-        return frozenset(atoms)
+    def identified(self, atoms: Iterable[Atom]) -> dict[Atom, ElementId]:
+        """The identities, as in `pieces`, of what these atoms inserted or moved."""
+        return {atom: atom for atom in atoms}
 
     def put(self, index: int, contents: list[str]) -> None:
         """Insert the content of pieces."""
         raise NotImplementedError
 
     # For subclasses
+
+    def _at(self, *atoms: Atom) -> LoroDocument:
+        return self._document.at(self._document.version(atoms)) if atoms else self._document
 
     def _pieces(self, document: LoroDocument) -> list[Element]:
         raise NotImplementedError
@@ -322,7 +386,9 @@ class SharedSequence:
         return self._document.version_of_ends({**past, first.writer: first.counter}), self._document.version([end])
 
     def holds(self, update: ChangeGraph) -> bool:
-        """Whether an operation with this update is part of the state: it may have been excluded since."""
+        """Whether an operation with this update is part of the state: it may have been excluded since, or discarded."""
+        if self.ground is not None and self.ground.holds((update[0].writer, update[0].counter)):
+            return False
         return update[-1].counter_end <= self._ends.get(update[-1].writer, 0)
 
     # Undo: what it puts back
@@ -354,6 +420,7 @@ class SharedSequence:
         counter = self._ends.get(writer, 0)
         if changes[0].counter > counter and changes[0].writer == writer:
             raise OperationRefused(Reason.BUILDS_ON_EXCLUDED, f"the writer's atom {counter} is missing")
+        ground = self.ground
         view: dict[int, int] | None = None
         views = []
         for change in changes:
@@ -363,7 +430,9 @@ class SharedSequence:
                 raise OperationRefused(Reason.FORGED_WRITER, f"atom {change.counter} was made before")
             if change.counter != counter:
                 raise OperationRefused(Reason.MALFORMED, "changes with a gap")
-            if change.dependencies:
+            if ground is not None and ground.carries(change):
+                view = {other: end for other, end in ground.ends.items() if other != writer}
+            elif change.dependencies:
                 if view is None:
                     view = self._view(writer, graph_is_current)
                 view = self._checked_dependencies(change, view, stamp, graph_is_current)
@@ -374,7 +443,7 @@ class SharedSequence:
             for run in change.runs:
                 if isinstance(run, Delete) and run.writer != writer and view is None:
                     view = self._view(writer, graph_is_current)
-                self._check_run(run, writer, counter, view)
+                self._check_run(run, (writer, counter), view)
                 counter += atom_count(run)
             views.append(view)
         if counter > COUNTER_END_MAX:
@@ -401,7 +470,7 @@ class SharedSequence:
                 raise AtomMissing(atom)
             if not self._introductions.below(atom, stamp):
                 raise AtomMissing(atom)
-            pasts.append(self._past(atom, graph_is_current))
+            pasts.append(self._views.past(atom) or self._past_from_graph(atom, graph_is_current))
         own_is_past = any(past.get(writer, 0) >= counter for past in pasts)
         if change.after_own != (counter > 0 and not own_is_past):
             raise OperationRefused(Reason.MALFORMED, "the writer's own predecessor is said twice or not at all")
@@ -418,36 +487,19 @@ class SharedSequence:
                     merged[other] = end
         return merged
 
-    def _check_run(self, run: Run, writer: int, counter: int, view: dict[int, int] | None) -> None:
-        """L4. `view` is there whenever a run refers to another writer's atoms."""
+    def _check_run(self, run: Run, made: Atom, view: dict[int, int] | None) -> None:
+        """L4, and of L6 what is about runs."""
         if type(run) not in self._run_kinds:
             raise OperationRefused(Reason.MALFORMED, f"a {type(run).__name__} in a {self.name}")
-        if isinstance(run, InsertText):
-            fits = bool(run.text) and 0 <= run.position <= COUNTER_END_MAX
-        elif isinstance(run, InsertElements):
-            fits = bool(run.elements) and 0 <= run.position <= COUNTER_END_MAX
-        elif isinstance(run, Delete):
-            seen = counter if run.writer == writer else (view or {}).get(run.writer, 0)
-            size = abs(run.length)
-            room = run.position + 1 if run.length < 0 else COUNTER_END_MAX - run.position
-            fits = 0 < size <= room and run.position >= 0 and 0 <= run.counter <= seen - size
-        elif isinstance(run, Mark):
-            fits = 0 <= run.start < run.end <= COUNTER_END_MAX and 0 < len(run.key) <= KEY_CHARACTERS_MAX
-        elif isinstance(run, Move):
-            fits = (
-                0 <= run.source <= COUNTER_END_MAX and 0 <= run.target <= COUNTER_END_MAX and _is_lamport(run.lamport)
-            )
-        else:
-            assert isinstance(run, SetElement)
-            fits = _is_lamport(run.lamport)
-        if not fits:
-            raise OperationRefused(Reason.MALFORMED, f"a {type(run).__name__} out of range")
+        check_run(run, made, view)
+        if self._document.numbers is not None:
+            self._document.numbers.check_standing(run)
 
     # The causal past, from memory where the newest is asked for, from loro otherwise
 
     def _view(self, writer: int, graph_is_current: bool) -> dict[int, int]:
         """The ends of other writers as this one saw them when it made its last atom."""
-        view = self._views.get(writer)
+        view = self._views.of(writer)
         if view is not None:
             return view
         end = self._ends.get(writer, 0)
@@ -455,18 +507,8 @@ class SharedSequence:
             return {}
         view = self._past_from_graph((writer, end - 1), graph_is_current)
         del view[writer]
-        self._remember(writer, view, end - 1)
+        self._views.remember(writer, view, end - 1)
         return view
-
-    def _past(self, atom: Atom, graph_is_current: bool) -> dict[int, int]:
-        """Ends of all writers as of an atom, itself included."""
-        writer, counter = atom
-        view = self._views.get(writer)
-        if view is None or counter < self._view_starts[writer]:
-            return self._past_from_graph(atom, graph_is_current)
-        past = dict(view)
-        past[writer] = counter + 1
-        return past
 
     def _past_from_graph(self, atom: Atom, graph_is_current: bool) -> dict[int, int]:
         if not graph_is_current:
@@ -482,32 +524,9 @@ class SharedSequence:
 
     def _note(self, change: Change) -> None:
         """The change is in; its dependencies have been checked."""
-        writer = change.writer
         self._positions.note(change)
-        if change.counter == 0 and not change.dependencies:
-            self._remember(writer, {}, 0)
-        elif change.dependencies:
-            view = self._views.get(writer)
-            if view is None and change.counter > 0:
-                pass  # not remembered: it will be asked from the graph when somebody needs it
-            elif all(
-                other in self._views and counter >= self._view_starts[other] for other, counter in change.dependencies
-            ):
-                merged = dict(view or {})
-                for atom in change.dependencies:
-                    for other, end in self._past(atom, False).items():
-                        if other != writer and end > merged.get(other, 0):
-                            merged[other] = end
-                self._remember(writer, merged, change.counter)
-            else:
-                self._views.pop(writer, None)
-        self._ends[writer] = change.counter_end
-
-    def _remember(self, writer: int, view: dict[int, int], start: int) -> None:
-        if len(self._views) >= VIEWS_MAX and writer not in self._views:
-            self._views.clear()
-        self._views[writer] = view
-        self._view_starts[writer] = start
+        self._views.note(change)
+        self._ends[change.writer] = change.counter_end
 
     # The document and its journal
 
@@ -540,9 +559,11 @@ class SharedSequence:
 
     def _rebuild(self, open_edits: list[Change]) -> None:
         """The document as it was: every step of it has been through loro before."""
-        document = LoroDocument(self._container)
+        numbers = self._document.numbers
         if self._base is not None:
-            document = LoroDocument.from_native(self._container, self._base)
+            document = LoroDocument.from_native(self._container, self._base, numbers)
+        else:
+            document = LoroDocument.on_ground(self._container, numbers)
         document.import_changes([*self._journal, *open_edits])
         self._document = document
         self._open()
@@ -572,7 +593,3 @@ class SharedSequence:
 
 _encode_native = msgspec.msgpack.Encoder().encode
 _decode_native = msgspec.msgpack.Decoder(_Native).decode
-
-
-def _is_lamport(number: int) -> bool:
-    return 0 <= number <= COUNTER_END_MAX

@@ -37,7 +37,7 @@ class TextUndo:
                 counter += count
         self._deleted = deleted - self._inserted
         self._here = self._atoms(document)
-        self._marks_here = _marks(document, root) if self.has_marks else []
+        self._marks_here = marks_of(document, root) if self.has_marks else []
         self.put_back: list[Atom] = []
         """The original of each character that is inserted, in their order."""
 
@@ -109,7 +109,7 @@ class TextUndo:
         return found
 
     def _by_original(self, document: LoroDocument) -> dict[Atom, Marks]:
-        return dict(zip(self._atoms(document), _marks(document, self._root), strict=True))
+        return dict(zip(self._atoms(document), marks_of(document, self._root), strict=True))
 
     def _atoms(self, document: LoroDocument) -> list[Atom]:
         return self._originals.of_all(document.text_atoms(self._root))
@@ -131,7 +131,7 @@ class _Characters:
         return run.text[position - self._start], dict(run.marks or {})
 
 
-def _marks(document: LoroDocument, root: str) -> list[Marks]:
+def marks_of(document: LoroDocument, root: str) -> list[Marks]:
     """The marks of each character, in order."""
     runs = [step for step in text_steps(document.text(root)) if isinstance(step, Insert)]
     return [marks for step in runs for marks in [dict(step.marks or {})] * step.length]

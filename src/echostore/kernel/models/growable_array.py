@@ -105,8 +105,8 @@ class GrowableArray(SharedSequence):
 
     # Issuing again
 
-    def identities(self, atoms: Iterable[Atom]) -> frozenset[ElementId]:
-        return frozenset(self._document.element_ids(atoms).values())
+    def identified(self, atoms: Iterable[Atom]) -> dict[Atom, ElementId]:
+        return self._document.element_ids(atoms)
 
     def put(self, index: int, contents: list[str]) -> None:
         self._check_writer()

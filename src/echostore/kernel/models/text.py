@@ -4,9 +4,9 @@ All positions count Unicode code points. A mark grows with text typed at its end
 place while the text changes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from echostore.kernel.errors import UsageError
 from echostore.kernel.limits import KEY_CHARACTERS_MAX
@@ -21,7 +21,7 @@ from echostore.kernel.models._loro import (
     text_steps,
 )
 from echostore.kernel.models._shared_sequence import SharedSequence
-from echostore.kernel.models._text_undo import TextUndo
+from echostore.kernel.models._text_undo import TextUndo, marks_of
 from echostore.kernel.models.change_graph import Atom, ChangeGraph, Delete, InsertText, Mark, MarkValue
 from echostore.kernel.models.stand_ins import Originals, StandIn
 from echostore.kernel.values import INT_MAX, INT_MIN
@@ -156,6 +156,34 @@ class ConcurrentText(SharedSequence):
         return originals, undo.put_back
 
     # Issuing again
+
+    def marks_at(self, *atoms: Atom) -> dict[Atom, Marks]:
+        """The marks of each character by its atom: now, or in the version that these atoms make."""
+        document = self._at(*atoms)
+        return dict(zip(document.text_atoms(_ROOT), marks_of(document, _ROOT), strict=True))
+
+    def marks_in(self, start: int, end: int) -> list[Marks]:
+        """The marks of the characters at `start` .. `end`."""
+        return marks_of(self._document, _ROOT)[start:end]
+
+    def put_marks(self, wanted: Iterable[tuple[int, str, MarkValue]]) -> None:
+        """Give characters at these places marks, or take those away; neighbours that get the same get it together."""
+        here: list[Any] = []
+        for index, key, value in sorted(wanted, key=lambda each: (each[1], each[0])):
+            if here and here[1:] == [index, key, value]:
+                here[1] += 1
+            else:
+                self._put_mark(*here)
+                here = [index, index + 1, key, value]
+        self._put_mark(*here)
+
+    def _put_mark(self, *where: Any) -> None:
+        if where:
+            start, end, key, value = where
+            if value is None:
+                self.unmark(start, end, key)
+            else:
+                self.mark(start, end, key, value)
 
     def put(self, index: int, contents: list[str]) -> None:
         self.insert(index, "".join(contents))

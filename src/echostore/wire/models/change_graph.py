@@ -228,7 +228,7 @@ def _runs(message: pb.ChangeGraph, writers: list[int], of_text: bool) -> Iterato
         elif kind == _MARK:
             start = here + next(positions)
             here = start + next(lengths)
-            yield Mark(start, here, next(mark_keys), _mark_value(next(mark_values)))
+            yield Mark(start, here, next(mark_keys), mark_value(next(mark_values)))
         elif kind == _SET:
             target += next(targets)
             yield SetElement(writers[next(target_writers)], target, element_text(decode_value(next(elements))))
@@ -250,7 +250,7 @@ def _after_delete(position: int, length: int) -> int:
     return position if length > 0 else position + length + 1
 
 
-def _mark_value(message: value_pb2.Value) -> MarkValue:
+def mark_value(message: value_pb2.Value) -> MarkValue:
     if message.WhichOneof("kind") not in _MARK_KINDS:
         raise MalformedGraph("a mark with a value that marks can't hold")
     value: MarkValue = decode_value(message)

@@ -7,6 +7,7 @@ from echostore.kernel.ids import ItemId
 from echostore.kernel.models.text import ConcurrentText, TextOperation
 from echostore.wire.generated import text_pb2 as pb
 from echostore.wire.models.change_graph import MalformedGraph, decode_graph, decode_update, encode_graph, graph_bytes
+from echostore.wire.models.ground import decode_datings, decode_ground, encode_datings, encode_ground
 from echostore.wire.models.stand_ins import decode_stand_ins, encode_stand_ins
 
 
@@ -25,12 +26,20 @@ def decode_operation(message: pb.TextOperation) -> TextOperation:
 
 
 def encode_state(model: ConcurrentText) -> bytes:
-    return pb.TextState(graph=encode_graph(model.changes())).SerializeToString(deterministic=True)
+    state = pb.TextState(
+        graph=encode_graph(model.changes()),
+        ground=encode_ground(model.ground),
+        datings=encode_datings(model.dated),
+    )
+    return state.SerializeToString(deterministic=True)
 
 
 def decode_state(item: ItemId, data: bytes) -> ConcurrentText:
     try:
-        graph = decode_graph(pb.TextState.FromString(data).graph, of_text=True)
+        state = pb.TextState.FromString(data)
+        graph = decode_graph(state.graph, of_text=True)
+        ground = decode_ground(state.ground, of_text=True) if state.HasField("ground") else None
+        dated = decode_datings(state.datings)
     except (DecodeError, MalformedGraph) as error:
         raise Corrupt(f"the state of a ConcurrentText can't be read: {error}") from None
-    return ConcurrentText.from_changes(item, graph)
+    return ConcurrentText.from_changes(item, graph, ground, dated)
