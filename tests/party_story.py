@@ -84,6 +84,8 @@ class Story:
 
     def __init__(self, *, creator: str = "ann", kind: PartyKind = PartyKind.ORDINARY) -> None:
         self.messages: list[ControlMessage] = []
+        self.direct: dict[tuple[FeedId, int], list[ControlMessage]] = {}
+        """What each message names as seen, by its place."""
         self.writers: dict[str, Writer] = {}
         local = kind is PartyKind.LOCAL
         identity = IdentityKey(device(f"{creator}.d")) if local else person(creator)
@@ -140,6 +142,7 @@ class Story:
             credentials.append(VerifiedCredential(claim, hashlib.sha256(place.encode()).digest(), fault))
         depth = 1 + max((message.depth for message in direct), default=0)
         told = ControlMessage(feed_id(writer.key), writer.key, at, depth, clock, tuple(credentials))
+        self.direct[told.feed, told.seq] = direct
         self.messages.append(told)
         return told
 

@@ -4,6 +4,7 @@
                    against replaying all of them
     next epoch     1 % of 10,000 items of 1 KiB changed
     gc             what is on disk against three times the snapshot and the tail
+    many epochs    a party of 20 devices, opened after 10 epochs and after 1,000, all attested by all
     newcomer       100,000 items over loopback, against the same bytes as files over the same connection
 
 ECHOSTORE_BENCH_EPOCHS scales all of it: 0.01 is a quick look.
@@ -19,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from echostore.bench import Measure
+from echostore.bench.many_epochs import make_party
 from echostore.bench.network import PATIENCE_S, serving
 from echostore.bench.writing import write_seconds
 from echostore.peer.epoch_gc import run_gc
@@ -30,6 +32,7 @@ ITEMS = 1_000
 SMALL, LARGE = 10_000, max(20_000, int(1_000_000 * SCALE))
 KIB_ITEMS = max(1_000, int(10_000 * SCALE))
 LIVE_ITEMS = max(2_000, int(100_000 * SCALE))
+DEVICES, FEW_EPOCHS, MANY_EPOCHS = 20, 10, max(50, int(1_000 * SCALE))
 REPEATS = 5
 
 _PROBE = """
@@ -59,10 +62,27 @@ print(json.dumps({"seconds": seconds, "kib": memory}))
 """
 
 
+_OPEN_PROBE = """
+import json, sys, time
+from pathlib import Path
+import echostore, echostore.peer.peer, echostore.peer.query
+before = time.perf_counter()
+with echostore.open(Path(sys.argv[1]), background=False) as peer:
+    party = peer.party(peer.parties()[0].key)
+    count = party.query(type="task").count()
+    seconds = time.perf_counter() - before
+    devices = len(party.runtime.processor.membership.machine.devices)
+    messages = party.runtime.processor.counters.control
+assert count == 1, count
+print(json.dumps({"seconds": seconds, "devices": devices, "messages": messages}))
+"""
+
+
 def measure(folder: Path, narrate: Callable[[str], None]) -> list[Measure]:
     return [
         *_cold_starts(folder, narrate),
         *_next_epoch(folder / "next", narrate),
+        _many_epochs(folder / "many", narrate),
         _newcomer(folder / "joining", narrate),
     ]
 
@@ -102,7 +122,11 @@ def _cold_starts(folder: Path, narrate: Callable[[str], None]) -> list[Measure]:
 
 
 def _probe(home: Path, how: str) -> dict[str, float]:
-    done = subprocess.run([sys.executable, "-c", _PROBE, str(home), how], capture_output=True, check=True)
+    return _run(_PROBE, str(home), how)
+
+
+def _run(program: str, *arguments: str) -> dict[str, float]:
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, check=True)
     outcome: dict[str, float] = msgspec.json.decode(done.stdout)
     return outcome
 
@@ -150,6 +174,28 @@ def _next_epoch(home: Path, narrate: Callable[[str], None]) -> list[Measure]:
             "epoch-next-bytes", second_bytes / first_bytes, 0.15, f"{second_bytes:,} against {first_bytes:,} bytes"
         ),
     ]
+
+
+def _many_epochs(folder: Path, narrate: Callable[[str], None]) -> Measure:
+    """Opening costs what a party has, not what it went through."""
+    homes = {epochs: folder / str(epochs) for epochs in (FEW_EPOCHS, MANY_EPOCHS)}
+    for epochs, home in homes.items():
+        narrate(f"epochs: a party of {DEVICES} devices with {epochs:,} epochs that all of them attested")
+        make_party(home, devices=DEVICES, epochs=epochs)
+    found: dict[int, list[dict[str, float]]] = {epochs: [] for epochs in homes}
+    for _ in range(REPEATS):  # alternating, so that a slow moment of the machine hits both
+        for epochs, home in homes.items():
+            found[epochs].append(_run(_OPEN_PROBE, str(home)))
+            assert found[epochs][-1]["devices"] == DEVICES, found
+    best = {epochs: min(run["seconds"] for run in runs) for epochs, runs in found.items()}
+    folded = {epochs: int(runs[-1]["messages"]) for epochs, runs in found.items()}
+    return Measure(
+        "epoch-many-open",
+        best[MANY_EPOCHS] / best[FEW_EPOCHS],
+        1.2,
+        f"{_ms(best[MANY_EPOCHS])} after {MANY_EPOCHS:,} epochs, {_ms(best[FEW_EPOCHS])} after {FEW_EPOCHS}; "
+        f"{folded[MANY_EPOCHS]} and {folded[FEW_EPOCHS]} control messages folded",
+    )
 
 
 def _epoch(peer: Peer) -> tuple[float, int]:

@@ -6,43 +6,58 @@ light-weight child party has no control feeds of its own: it asks its parent's m
 
 from collections.abc import Mapping
 
-from echostore.kernel.ids import FeedId, PartyKey
+from echostore.kernel.ids import FeedId, FeedKey, PartyKey, feed_id
 from echostore.kernel.order import Delivery
 from echostore.kernel.party.admission import Admission
+from echostore.kernel.party.control_state import ControlState
 from echostore.kernel.party.credentials import ControlMessage
 from echostore.kernel.party.machine import PartyMachine
 from echostore.wire.credentials import verify_credentials
 
 
 class Membership:
-    """One party's machine and the full clocks of its control messages."""
+    """One party's machine and the full clocks of its control messages. With `start`, it goes on from a control state."""
 
-    def __init__(self, party: PartyKey) -> None:
+    def __init__(self, party: PartyKey, start: ControlState | None = None) -> None:
         self.party = party
-        self.machine = PartyMachine(party)
+        self.machine = PartyMachine(party, start)
+        self._begun = {feed_id(feed.key): feed for feed in start.feeds} if start is not None else {}
         self._clocks: dict[FeedId, list[Mapping[FeedId, int]]] = {}
 
-    def clocks(self, feed: FeedId) -> list[Mapping[FeedId, int]]:
-        """The clocks of a control feed's messages that were folded in."""
-        return self._clocks.get(feed, [])
+    def length(self, feed: FeedId) -> int:
+        """How many messages of a control feed were folded in."""
+        return self._first(feed) + len(self._clocks.get(feed, ()))
+
+    def length_of(self, key: FeedKey) -> int:
+        return self.length(feed_id(key))
+
+    def _first(self, feed: FeedId) -> int:
+        begun = self._begun.get(feed)
+        return begun.length if begun is not None else 0
+
+    def _clock(self, feed: FeedId, seq: int) -> Mapping[FeedId, int]:
+        """What a message had seen; nothing for one that was not folded in."""
+        first = self._first(feed)
+        if seq < first:
+            return self._begun[feed].clock(seq)
+        known = self._clocks.get(feed, ())
+        return known[seq - first] if seq - first < len(known) else {}
 
     def receive(self, delivery: Delivery) -> None:
         """Fold in one control message. Its clock is the join of its dependencies' clocks, never its writer's word."""
         cursor, feed = delivery.cursor, delivery.cursor.id
-        own = self._clocks.setdefault(feed, [])
-        clock: dict[FeedId, int] = dict(own[-1]) if own else {}
+        clock: dict[FeedId, int] = {}
         if delivery.seq:
+            clock.update(self._clock(feed, self.length(feed) - 1))
             clock[feed] = delivery.seq - 1
         for dependency in delivery.envelope.dependencies:
-            theirs = self._clocks.get(dependency.feed, [])
             # A dependency on an excluded branch of a forked feed has no clock here; its seq still counts.
-            if dependency.seq < len(theirs):
-                for other, seq in theirs[dependency.seq].items():
-                    if clock.get(other, -1) < seq:
-                        clock[other] = seq
+            for other, seq in self._clock(dependency.feed, dependency.seq).items():
+                if clock.get(other, -1) < seq:
+                    clock[other] = seq
             if clock.get(dependency.feed, -1) < dependency.seq:
                 clock[dependency.feed] = dependency.seq
-        own.append(clock)
+        self._clocks.setdefault(feed, []).append(clock)
         credentials = verify_credentials(delivery.envelope.body.credentials, self.party)
         self.machine.receive(
             ControlMessage(feed, cursor.key, delivery.seq, delivery.envelope.depth, clock, credentials)

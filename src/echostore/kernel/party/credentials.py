@@ -296,3 +296,5 @@ class ControlMessage:
     depth: int
     clock: Mapping[FeedId, int]
     credentials: tuple[VerifiedCredential, ...]
+    positions: tuple[int, ...] = ()
+    """Where the credentials stood, in a message of which not all are kept (`control_state`); empty: 0, 1, 2, ..."""

@@ -34,6 +34,7 @@ For who reads epochs (bootstrap, truncation, gc), all of it pure:
                                                 policy's quorum, and with a final successor (one epoch old); or None
     machine.epoch_policy -> EpochPolicy         `epoch_policy.EpochPolicy`
     Tally(acts, members, base=epoch)            starts after `base`, where control below it is gone
+    Tally(start=chain_start)                    starts with the epoch where a control state begins (`control_state`)
 """
 
 from collections import defaultdict
@@ -42,6 +43,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from echostore.kernel.ids import DeviceKey, FeedKey, IdentityKey, PartyKey, Stamp
+from echostore.kernel.party.control_state import ChainStart
 from echostore.kernel.party.credentials import EpochDispute, EpochGenesis, TimeframeEntry
 from echostore.kernel.party.epoch_policy import EpochPolicy, majority
 from echostore.kernel.party.roster import EpochAct
@@ -93,8 +95,11 @@ class Tally:
         *,
         child: PartyKey | None = None,
         base: Epoch | None = None,
+        start: ChainStart | None = None,
     ) -> None:
-        """`members` is the electorate of geneses that do not bring their own."""
+        """`members` is the electorate of geneses that do not bring their own. With `start`, older epochs are gone."""
+        self._start = start
+        self._first = start.number if start is not None else base.number + 1 if base is not None else 1
         self._members = frozenset(members)
         self._child = child
         self._base = base
@@ -157,9 +162,8 @@ class Tally:
     def _stale(self, number: int) -> None:
         """Something about a number changed. What is final below it stays as it is."""
         self._whole = False
-        first = self._base.number + 1 if self._base else 1
         kept = 0
-        while kept < min(len(self._chain), number - first) and self._chain[kept].final:
+        while kept < min(len(self._chain), number - self._first) and self._chain[kept].final:
             kept += 1
         del self._chain[kept:]
 
@@ -181,8 +185,12 @@ class Tally:
     def _build(self, without: frozenset[bytes], beginning: list[Epoch]) -> list[Epoch]:
         found = list(beginning)
         last = found[-1] if found else self._base
-        upheld = self._upheld(last.number if last else 0)
-        number = last.number + 1 if last else 1
+        number = last.number + 1 if last else self._first
+        upheld = self._upheld(number - 1)
+        if not found and self._start is not None:
+            last = self._begin(self._start)
+            found.append(last)
+            number += 1
         while candidates := self._candidates(number, last, without):
             best = min(candidates, key=lambda act: self._preference(act, upheld))
             rivals = tuple(sorted(act.hash for act in candidates if act is not best))
@@ -190,6 +198,23 @@ class Tally:
             found.append(last)
             number += 1
         return found
+
+    def _begin(self, start: ChainStart) -> Epoch:
+        """The epoch that the chain begins with: that was settled before anything that is here was said."""
+        rivals = [self._declared[hash] for hash in start.rivals if hash in self._declared]
+        counting = sorted(act.hash for act in rivals if not act.voided or self._quorate(act))
+        return self._epoch(self._declared[start.epoch], final=True, rivals=tuple(counting))
+
+    def contenders(self, number: int) -> tuple[bytes, ...]:
+        """Hashes of those that might have named a number in the chain's place, ascending."""
+        if self._start is not None and number == self._start.number:
+            return self._start.rivals
+        named, before = self.accepted(number), self.accepted(number - 1)
+        assert named is not None, f"the chain has no epoch {number}"
+        acts = self._by_number.get(number, ())
+        return tuple(
+            sorted(act.hash for act in acts if act.hash != named.hash and follows(genesis_of(act), before, act.ended))
+        )
 
     def _candidates(self, number: int, before: Epoch | None, without: frozenset[bytes]) -> list[EpochAct]:
         return [
@@ -234,8 +259,7 @@ class Tally:
 
     def accepted(self, number: int) -> Epoch | None:
         """The epoch that names a number."""
-        first = self._base.number + 1 if self._base else 1
-        at = number - first
+        at = number - self._first
         return self.chain[at] if 0 <= at < len(self.chain) else None
 
     def final(self, number: int) -> bool:

@@ -64,6 +64,10 @@ class Event:
         self.hash = credential.hash
         self.fault: Reason | None = credential.fault
 
+    @property
+    def credential(self) -> VerifiedCredential:
+        return VerifiedCredential(self.claim, self.hash, self.fault)
+
     def sees(self, other: "Event") -> bool:
         """Whether `other` happened before this event."""
         if other.feed_key == self.feed_key:

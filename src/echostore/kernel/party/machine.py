@@ -9,22 +9,25 @@ Control messages go in, in any order in which causes come before effects; what c
     machine.receive(message)                    O(what is said about its issuer and subject)
     machine.admission(child=None).digest        recomputed only when membership changed
     machine.members, .rejected, .why(key) ...   read-only values
+    PartyMachine(party, start)                  goes on from a control state, with what lies above its cut
 
 Called by the live PartyProcessor and by the Spark pipeline, with credentials that `echostore.wire.credentials` has
 verified. It knows no clock: invitations do not expire here.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from echostore.kernel.ids import DeviceKey, FeedId, FeedKey, IdentityKey, PartyKey, feed_id
 from echostore.kernel.party import explain, roster
 from echostore.kernel.party.admission import Admission, FeedAdmission, build
-from echostore.kernel.party.credentials import ControlMessage, ModelPublish, PartyGenesis
+from echostore.kernel.party.control_state import ControlState, is_late
+from echostore.kernel.party.credentials import ControlMessage, EpochGenesis, ModelPublish, PartyGenesis
 from echostore.kernel.party.departure import departure
 from echostore.kernel.party.epoch_chain import Tally
 from echostore.kernel.party.epoch_policy import EpochPolicy
 from echostore.kernel.party.ledger import EVERYTHING, Event, Ledger
-from echostore.kernel.party.pins import NO_PINS, Pins
+from echostore.kernel.party.pins import NO_PINS, PinnedEpoch, Pins
 from echostore.kernel.party.verdicts import Verdicts
 from echostore.kernel.reasons import Reason
 
@@ -56,9 +59,15 @@ class _Counted:
 class PartyMachine:
     """The membership of one party as a function of the set of control messages received."""
 
-    def __init__(self, party: PartyKey) -> None:
+    def __init__(self, party: PartyKey, start: ControlState | None = None) -> None:
         self.party = party
-        self._verdicts = Verdicts(party)
+        self.start = start
+        """What it went on from; None: from the party's genesis."""
+        self.late = False
+        """Whether something spoke of what lies below the start and is not kept (`control_state.is_late`)."""
+        self._starts = {chain.child: chain for chain in start.chains} if start is not None else {}
+        self._verdicts = Verdicts(party, self._given(None))
+        self._geneses_heard: set[bytes] = set()
         self._admissions: dict[PartyKey | None, Admission] = {}
         self._admissions_revision = -1
         self._child_pins: dict[PartyKey | None, object] = {}
@@ -68,11 +77,40 @@ class PartyMachine:
         self._voided: list[Event] = []
         self._geneses: dict[bytes, roster.EpochAct] = {}
         self._pins: dict[PartyKey | None, Pins] = {}
+        for message in start.messages if start is not None else ():
+            self._take(message)
+        begun = {chain.epoch for chain in self._starts.values()}
+        self._begun = {event.hash: event for event in self._verdicts.events if event.hash in begun}
+        """The epochs that chains begin with."""
 
     def receive(self, message: ControlMessage) -> None:
         """Takes in a control message whose causal past was received before; a repeated one changes nothing."""
         assert message.feed == feed_id(message.feed_key), f"{message.feed!r} is not the id of {message.feed_key!r}"
+        if self.start is not None and not self.late:
+            self.late = is_late(self.start, message, self._geneses_heard)
+        self._take(message)
+
+    def _take(self, message: ControlMessage) -> None:
+        for credential in message.credentials if self.start is not None else ():
+            if credential.claim is not None and isinstance(credential.claim.assertion, EpochGenesis):
+                self._geneses_heard.add(credential.hash)
         self._verdicts.receive(message)
+
+    # --- what was received ------------------------------------------------------------------------------------
+
+    @property
+    def messages(self) -> Iterable[ControlMessage]:
+        """Every message received, and those that the start has kept."""
+        return self._verdicts.messages
+
+    @property
+    def events(self) -> list[Event]:
+        """The credentials of the messages, in no particular order."""
+        return self._verdicts.events
+
+    def clock(self, feed: FeedKey, seq: int) -> Mapping[FeedId, int]:
+        """What a message above the start had seen."""
+        return self._verdicts.message(feed, seq).clock
 
     # --- which blocks count -----------------------------------------------------------------------------------
 
@@ -192,7 +230,10 @@ class PartyMachine:
             self._tallied, self._epochs_seen, self._voided = ledger, len(verdicts.epoch_events), voided
         found = self._tallies.get(child)
         if found is None:
-            tally = Tally(child=child)
+            start = self._starts.get(child)
+            tally = Tally(child=child, start=start)
+            if start is not None:  # it counts, whatever is said of its declarer's feed by now
+                tally.add(self._epoch_act(self._begun[start.epoch]))
             for event in self._voided:
                 tally.add(self._epoch_act(event, voided=True))
             found = self._tallies[child] = _Counted(tally)
@@ -218,11 +259,27 @@ class PartyMachine:
 
     def _pins_of(self, child: PartyKey | None) -> Pins:
         """What quorums attested. Not what only its successors make final: those may know better of single blocks."""
-        attested = [(epoch.hash, epoch.genesis) for epoch in self._tally(child).chain if epoch.quorate]
+        start = self._starts.get(child)
+        attested: list[tuple[bytes, EpochGenesis | PinnedEpoch]]
+        attested = [(epoch.hash, epoch) for epoch in start.pins] if start is not None else []
+        attested += [
+            (epoch.hash, epoch.genesis)
+            for epoch in self._tally(child).chain
+            if epoch.quorate and (start is None or epoch.number > start.number)
+        ]
         known = self._pins.get(child, NO_PINS)
         if len(attested) != known.count or any(hash != key for (hash, _), key in zip(attested, known.key, strict=True)):
             known = self._pins[child] = Pins(attested, known)
         return known
+
+    def pins(self, child: PartyKey | None = None) -> Pins:
+        """What the final epochs of the party, or of a child party, contain."""
+        self._settle()
+        return self._pins_of(child)
+
+    def _given(self, child: PartyKey | None) -> Pins:
+        start = self._starts.get(child)
+        return Pins([(epoch.hash, epoch) for epoch in start.pins]) if start is not None else NO_PINS
 
     # --- why --------------------------------------------------------------------------------------------------
 

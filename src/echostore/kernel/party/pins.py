@@ -8,10 +8,13 @@
 
 Something is *contained* first by one epoch. It is safe from what is contained later, or never. So a peer that holds
 nothing but the newest final epoch, and one that holds all, read the same.
+
+Of epochs whose control messages are gone, those are *given* that something kept asks for (`control_state`).
 """
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from echostore.kernel.ids import FeedId, feed_id
@@ -25,19 +28,39 @@ class Placed(Protocol):
     seq: int
 
 
+@dataclass(frozen=True, slots=True)
+class PinnedEpoch:
+    """How much of each feed an epoch contains, ascending by feed."""
+
+    hash: bytes
+    control: tuple[tuple[FeedId, int], ...]
+    data: tuple[tuple[FeedId, int], ...]
+
+
 class Pins:
     """The final epochs of a party, in the order of their numbers."""
 
-    def __init__(self, epochs: Sequence[tuple[bytes, EpochGenesis]] = (), before: "Pins | None" = None) -> None:
+    def __init__(
+        self, epochs: Sequence[tuple[bytes, EpochGenesis | PinnedEpoch]] = (), before: "Pins | None" = None
+    ) -> None:
         """Epochs by the hash of their genesis. `before` saves work where it is a beginning of the same."""
         self.count: int = len(epochs)
         self.key: tuple[bytes, ...] = tuple(hash for hash, _ in epochs)
         same = before is not None and before.key == self.key[: before.count]
         self._control: list[Mapping[FeedId, int]] = list(before._control) if same and before else []
         self._data: list[Mapping[FeedId, int]] = list(before._data) if same and before else []
-        for _, genesis in epochs[len(self._control) :]:
-            self._control.append(_lengths(genesis.control_timeframe))
-            self._data.append(_lengths(genesis.timeframe))
+        for _, epoch in epochs[len(self._control) :]:
+            if isinstance(epoch, PinnedEpoch):
+                self._control.append(dict(epoch.control))
+                self._data.append(dict(epoch.data))
+            else:
+                self._control.append(_lengths(epoch.control_timeframe))
+                self._data.append(_lengths(epoch.timeframe))
+
+    def epoch(self, at: int) -> PinnedEpoch:
+        """One of the epochs, counted from 0."""
+        control, data = (tuple(sorted(lengths[at].items())) for lengths in (self._control, self._data))
+        return PinnedEpoch(self.key[at], control, data)
 
     def __bool__(self) -> bool:
         return self.count > 0

@@ -96,14 +96,15 @@ class Acts:
 class Verdicts:
     """All received credentials with their verdicts. `settle` before reading `ledger`, `refusals` or `forks`."""
 
-    def __init__(self, party: PartyKey) -> None:
+    def __init__(self, party: PartyKey, given: Pins = NO_PINS) -> None:
+        """`given` is pinned by epochs whose control messages are not here any more."""
         self.party = party
         self.events: list[Event] = []
         self.forks: dict[FeedKey, int] = {}
         self.fork_evidence: defaultdict[FeedKey, list[tuple[int, Event | None]]] = defaultdict(list)
         self.epoch_events: list[Event] = []
         """Every EpochGenesis received, valid or not."""
-        self.pins = NO_PINS
+        self.pins = self._given = given
         self._keep_pins = False
         self.ledger = Ledger(party)
         self.refusals: dict[Event, Refusal] = {}
@@ -147,10 +148,19 @@ class Verdicts:
         if len(known) > 1:
             self._fork(message.feed_key, message.seq, None)
             self._settled = False
-        for position, credential in enumerate(message.credentials):
+        positions = message.positions or range(len(message.credentials))
+        for position, credential in zip(positions, message.credentials, strict=True):
             event = Event(message, position, credential)
             self.events.append(event)
             self._take(event)
+
+    @property
+    def messages(self) -> Iterable[ControlMessage]:
+        """Every message received."""
+        return (message for same in self._messages.values() for message in same)
+
+    def message(self, feed: FeedKey, seq: int) -> ControlMessage:
+        return self._messages[feed, seq][0]
 
     def _take(self, event: Event) -> None:
         refusal = self._refused_as_it_stands(event)
@@ -301,7 +311,7 @@ class Verdicts:
         if self._settled:
             return
         if not self._keep_pins:
-            self.pins = NO_PINS
+            self.pins = self._given
         self._keep_pins = False
         self._clear()
         self.events.sort(key=lambda event: (event.stamp, event.feed_key, event.hash))
@@ -386,7 +396,7 @@ class Verdicts:
             return None if said.proof.party == self.party else Refusal(Reason.OTHER_PARTY, "a fork in another party")
         if event.seq >= self.forks.get(event.feed_key, event.seq + 1) and not self._safe_from_forks(event):
             return Refusal(Reason.FORK, "its control feed forks at or before this block")
-        if isinstance(said, PartyGenesis) and not _is_genesis(event, said, self.party):
+        if isinstance(said, PartyGenesis) and not is_genesis(event, said, self.party):
             return Refusal(Reason.NOT_GENESIS, "not signed by the party key in block 0 of its control feed")
         return None
 
@@ -496,7 +506,8 @@ def _admitted(said: MemberAdmit | GroupAdmit | AdoptLocal) -> tuple[IdentityKey,
     return (said.member,) if isinstance(said, MemberAdmit) else (said.identity,)
 
 
-def _is_genesis(event: Event, said: PartyGenesis, party: PartyKey) -> bool:
+def is_genesis(event: Event, said: PartyGenesis, party: PartyKey) -> bool:
+    """Whether it has the form of a genesis: signed by the party key, in block 0 of the control feed that it names."""
     assert event.claim is not None
     signed = said.party == party and event.claim.device == DeviceKey(party)
     local = said.kind is not PartyKind.LOCAL or bytes(said.identity) == bytes(said.device)
