@@ -49,6 +49,7 @@ from echostore.wire.mesh import (
     Ping,
     Pong,
     Reach,
+    Seek,
     Sync,
     Want,
     channel_of,
@@ -134,7 +135,7 @@ class Fuzzer:
 
     def mesh(self) -> MeshFrame:
         channel = self.channel if self.chance.random() < 0.9 else self.chance.getrandbits(64)
-        kind = self.chance.randrange(15)
+        kind = self.chance.randrange(16)
         cid = b"\x01\x55\x12\x20" + self.chance.randbytes(32)
         invitation = self.chance.randbytes(16)
         steps: list[pb.MeshInvitation] = [
@@ -158,6 +159,7 @@ class Fuzzer:
             Introduction(IdentityKey(self.chance.randbytes(32)), (self.bytes(150),), self.bytes(64)),
             Parties((PartyEntry(PartyKey(self.chance.randbytes(32)), self.key(), "Bait"),), "x"),
             Reach({DeviceKey(self.chance.randbytes(32)): ("127.0.0.1:1", "nowhere")}),
+            Seek(self.chance.randbytes(32), self.chance.choice((b"", self.chance.randbytes(64)))),
         ]
         return choices[kind] if kind < len(choices) else Sync(channel, encode_frame(self.sync()))
 

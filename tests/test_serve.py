@@ -107,6 +107,7 @@ WRITING = {
     ("identity", "recover"): "",
     ("device", "invite"): "device invite",
     ("device", "join"): "",
+    ("quota", "set"): "quota set --feed-blocks 500",
     ("party", "create"): "party create Second --json",
     ("party", "pause"): "party pause {second}",
     ("party", "resume"): "party resume {second}",

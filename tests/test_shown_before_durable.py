@@ -95,6 +95,25 @@ def test_the_next_append_is_durable_on_return_also_after_a_failed_one(shelf: She
     assert shelf.lengths_after_a_cut()[0] == 1
 
 
+def test_a_durable_transaction_that_changes_nothing_has_synced_nothing(shelf: Shelf) -> None:
+    """SQLite writes and syncs the log at a change only."""
+    shelf.store.add_feed(shelf.other.key, "data")
+    assert shelf.lengths_after_a_cut() == (0, 0)
+    shelf.store.sync()
+    assert shelf.lengths_after_a_cut() == (0, 2)
+
+
+def test_both_kinds_of_commit_in_any_order_keep_their_promise(shelf: Shelf) -> None:
+    for number in range(1, 4):
+        shelf.store.append(shelf.own.key, *shelf.own.write(b"own"))
+        assert shelf.lengths_after_a_cut() == (number, 2 * number), "synced with what was in the log before it"
+        start = shelf.other.write(*payloads(2, f"more {number}"))[0]
+        before = shelf.syncs()
+        shelf.store.ingest(shelf.other.key, start, *shelf.other.range(start), verify, durable=False)
+        assert shelf.syncs() == before
+        assert shelf.lengths_after_a_cut() == (number, 2 * number)
+
+
 # the port
 
 
@@ -157,6 +176,14 @@ def test_a_long_range_is_durable_before_it_is_shown(circle: Circle, monkeypatch:
     assert set(arrival.order[2:]) == {"told"}
 
 
+def test_a_paused_party_tells_what_it_holds_and_shows_nothing(circle: Circle, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrival = Arrival(circle, monkeypatch)
+    arrival.bob.pause()
+    arrival.order.clear()
+    assert arrival.come() == arrival.head.length
+    assert arrival.order == ["nothing to sync", "told"]
+
+
 def test_nobody_hears_of_what_could_not_be_synced(circle: Circle, monkeypatch: pytest.MonkeyPatch) -> None:
     arrival = Arrival(circle, monkeypatch)
 
@@ -200,3 +227,20 @@ def test_own_writes_are_handed_out_with_their_blocks_once_they_are_durable(circl
     ann.create(type="note")
     ann.flush()
     assert len(handed) == 1
+
+
+def test_a_write_stands_although_who_is_told_of_it_fails(circle: Circle) -> None:
+    ann = circle.party("ann")
+
+    def fail(tip: FeedTip, written: Blocks) -> None:
+        raise RuntimeError("a defect on the way out")
+
+    stop = ann.sync_port.on_written(fail)
+    one = ann.create(type="note")
+    with pytest.raises(RuntimeError):
+        ann.flush()
+    stop()
+    two = ann.create(type="note")
+    assert ann.flush().durable
+    circle.meet_all()
+    assert {item.id for item in circle.party("bob").query(type="note").all()} == {one.id, two.id}

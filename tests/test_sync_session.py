@@ -1,6 +1,7 @@
-"""The replication session: its invariants S1 to S12, its frames, and convergence over bad links."""
+"""The replication session: its invariants S1 to S14, its frames, and convergence over bad links."""
 
 import random
+from collections.abc import Collection
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
@@ -15,6 +16,7 @@ from echostore.kernel.limits import APPEND_BYTES_MAX
 from echostore.kernel.order import CONTROL, DATA
 from echostore.kernel.reasons import Reason
 from echostore.kernel.sync.asking import (
+    BLOCK_BYTES_GUESS,
     CONTROL_PATIENCE_S,
     CREDIT_BYTES,
     LIMBO_FEEDS_MAX,
@@ -103,8 +105,10 @@ def blocks(number: int, start: int, count: int, *, size: int = 10, more: bool = 
 class Driver:
     """A session under test: feeds it events and sorts its effects."""
 
-    def __init__(self, *feeds: FeedTip, greeted: bool = True, proofs: tuple[bytes, ...] = ()) -> None:
-        self.session = Session()
+    def __init__(
+        self, *feeds: FeedTip, greeted: bool = True, proofs: tuple[bytes, ...] = (), over: Collection[FeedKey] = ()
+    ) -> None:
+        self.session = Session(lambda feed: feed in over)
         self.now = 0.0
         self.effects: list[Effect] = self.session.receive(Started(feeds, proofs), self.now)
         if greeted:
@@ -576,6 +580,31 @@ def test_S13_what_is_at_hand_is_read_from_the_store_when_it_is_not_all_that_lack
     )
 
 
+def test_S13_what_went_out_already_is_not_sent_again_and_is_expected_to_be_acknowledged() -> None:
+    driver = caught_up()
+    assert driver.session.may_push(blocks(1, 5, 1))
+    driver.tell(LocalHead(feed(1, 6), own=True, written=blocks(1, 5, 1), sent=True))
+    assert driver.effects == []
+    assert driver.session.may_push(blocks(1, 6, 1)), "the next one too, before the ack"
+    assert driver.wakes_until(Announce) == [Announce((feed(1, 6),))]
+
+
+def test_S13_nothing_goes_out_early_that_would_not_go_out_at_once() -> None:
+    news = blocks(1, 5, 1)
+    assert not Driver(feed(1, 5)).session.may_push(news), "they have not said what they have"
+    assert not Driver(feed(1, 5), greeted=False).session.may_push(news)
+    assert not caught_up().session.may_push(blocks(2, 0, 1)), "a feed that nobody knows"
+    assert not caught_up().session.may_push(blocks(1, 6, 1)), "one before it is not on its way yet"
+    assert not caught_up().session.may_push(blocks(1, 5, 1, size=PUSH_BYTES_MAX + 1))
+    assert not caught_up().tell(Writable(False)).session.may_push(news)
+    assert not caught_up().hears(Announce((feed(1, 7),))).session.may_push(news), "they have more of our feed"
+    assert not caught_up().tell(LocalHead(feed(1, 9, branch=1, evidence=True))).session.may_push(news), "it is forked"
+    assert not caught_up().tell(Malformed("x")).session.may_push(news)
+    waiting = caught_up().tell(LocalHead(feed(1, 6), own=True))
+    assert waiting.all(Read)
+    assert not waiting.session.may_push(blocks(1, 6, 1)), "the store still reads what comes before"
+
+
 def test_S13_what_is_not_acknowledged_is_announced_after_all() -> None:
     driver = caught_up().tell(LocalHead(feed(1, 6), own=True)).tell(read(5, 1))
     assert driver.wakes_until(Announce) == [Announce((feed(1, 6),))]
@@ -604,6 +633,50 @@ def test_S13_only_to_a_side_that_has_all_before_and_only_own_blocks(held: int) -
     assert full.all(Read) == []
 
 
+def test_S13_news_that_follows_on_news_which_waits_for_the_store_is_taken_too() -> None:
+    driver = caught_up().hears(Announce((feed(1, 5),))).hears(blocks(1, 5, 1))
+    driver.hears(blocks(1, 6, 1)).hears(blocks(1, 7, 1))
+    assert driver.all(Ingest) == [], "one at a time"
+    assert [each.start for each in driver.tell(Ingested(key(1), tip(6))).all(Ingest)] == [6]
+    assert [each.start for each in driver.tell(Ingested(key(1), tip(7))).all(Ingest)] == [7]
+    driver.tell(Ingested(key(1), tip(8)))
+    assert (driver.sent(Request), driver.session.bytes_in_flight, driver.session.lacking()) == ([], 0, [])
+    behind = caught_up().hears(blocks(1, 5, 1)).hears(Announce((feed(1, 9),))).hears(blocks(1, 6, 1))
+    assert behind.session.bytes_in_flight >= 3, "what was asked for comes as an answer, not as news"
+    fresh = caught_up().hears(blocks(1, 5, 1)).hears(blocks(1, 7, 1))
+    assert fresh.tell(Ingested(key(1), tip(6))).all(Ingest) == [], "one in between is missing"
+
+
+def test_S14_data_that_is_over_its_quota_is_asked_for_last() -> None:
+    over = {key(2), key(3)}
+    feeds = [feed(number, 0) for number in range(1, 6)]
+    driver = Driver(*feeds, over=over).hears(Announce(tuple(feed(number, 5) for number in (2, 3, 4, 5))))
+    assert [request.feed for request in driver.sent(Request)] == [key(4), key(5), key(2), key(3)]
+
+
+def test_S14_a_feed_whose_quota_has_come_back_waits_like_the_others() -> None:
+    over = {key(1)}
+    long = 10 * CREDIT_BYTES // BLOCK_BYTES_GUESS
+    driver = Driver(feed(1, 0), feed(2, 0), feed(3, 0), feed(4, 0), over=over)
+    driver.hears(Announce(tuple(feed(number, long) for number in (1, 2, 3, 4))))
+    assert [request.feed for request in driver.sent(Request)] == [key(2), key(3)], "credit is for two"
+    asked: list[FeedKey] = []
+    waiting, held = [2, 3], dict.fromkeys(range(1, 5), 0)
+    for round_number in range(12):
+        if round_number == 6:
+            assert key(1) not in asked, "others want something all the time"
+            over.clear()
+        number = waiting.pop(0)
+        driver.hears(blocks(number, held[number], 5))
+        fresh = [request.feed for request in driver.sent(Request)]
+        held[number] += 5
+        driver.tell(Ingested(key(number), tip(held[number])))
+        fresh += [request.feed for request in driver.sent(Request)]
+        asked += fresh
+        waiting += [each for each in held for one in fresh if one == key(each)]
+    assert key(1) in asked
+
+
 def test_S13_news_is_taken_when_it_is_the_next_of_a_known_feed() -> None:
     driver = caught_up().hears(Announce((feed(1, 5),))).hears(blocks(1, 5, 1))
     assert [(each.start, each.limbo) for each in driver.all(Ingest)] == [(5, False)]
@@ -613,6 +686,23 @@ def test_S13_news_is_taken_when_it_is_the_next_of_a_known_feed() -> None:
     assert AckEntry(key(1), 6, 0, tip(6).link) in done.sent(Ack)[0].entries
     assert done.session.lacking() == []
     assert done.session.bytes_in_flight == 0
+
+
+def test_S13_news_is_acknowledged_as_soon_as_it_is_held_and_what_was_asked_for_is_gathered() -> None:
+    driver = caught_up().hears(Announce((feed(1, 5),)), after_s=1)
+    for length in (6, 7, 8):
+        assert driver.hears(blocks(1, length - 1, 1)).sent(Ack) == [], "not before the store has it"
+        assert driver.tell(Ingested(key(1), tip(length))).sent(Ack) == [
+            Ack((AckEntry(key(1), length, 0, tip(length).link),))
+        ]
+    driver.hears(Announce((feed(1, 9),))).hears(blocks(1, 8, 1))
+    assert driver.tell(Ingested(key(1), tip(9))).sent(Ack) == []
+    assert driver.wakes_until(Ack)[0].entries[-1] == AckEntry(key(1), 9, 0, tip(9).link)
+
+
+def test_S13_news_goes_to_the_store_before_anybody_is_told_who_has_it() -> None:
+    driver = caught_up().hears(Announce((feed(1, 5),))).hears(blocks(1, 5, 1))
+    assert [type(each) for each in driver.effects if isinstance(each, Ingest | Progress)] == [Ingest, Progress]
 
 
 @pytest.mark.parametrize(

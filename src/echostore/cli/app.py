@@ -28,6 +28,7 @@ NOUNS = {
     "identity": ("echostore.cli.identity:app", "Who this peer is."),
     "device": ("echostore.cli.device:app", "Devices of an identity."),
     "contact": ("echostore.cli.contact:app", "The people this peer shares parties with."),
+    "quota": ("echostore.cli.quota:app", "How much of one feed, and from one device, goes before others."),
     "party": ("echostore.cli.party:app", "Parties: data sets with their members."),
     "item": ("echostore.cli.item:app", "Items: read, write, follow, look back."),
     "view": ("echostore.cli.view:app", "Views: items that applications find by class."),

@@ -1,7 +1,7 @@
 """`echostore identity`: who this peer is."""
 
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
@@ -11,6 +11,11 @@ from echostore.cli.opening import ask_passphrase, home_path, looking, read_input
 from echostore.cli.options import FLAG, OPTIONS, YES, Options, examples
 from echostore.cli.output import Output, if_interrupted
 from echostore.cli.values import one_line, short
+from echostore.kernel.errors import Refused, Unreachable
+
+if TYPE_CHECKING:
+    from echostore.peer.party import Party
+    from echostore.peer.peer import Peer
 
 app = App(
     name="identity",
@@ -107,6 +112,23 @@ def phrase(
             output.note("the identity's key is no longer on this device")
 
 
+def _recover(
+    output: Output, peer: "Peer", words: str, sources: tuple[str, ...], patience_s: float, *, lan: bool
+) -> "list[Party]":
+    if sources or not lan:
+        return peer.recover(words, *sources, timeout=patience_s)
+    output.note("looking for members on the local network")
+    from echostore.peer.recovery import key_of
+
+    try:
+        return peer.recover(words, timeout=patience_s, lan=True)
+    except (Refused, Unreachable) as error:
+        if peer.identity != key_of(words).public:
+            raise
+        output.warn(f"{error.what}; the identity is back, its parties are not: run it again with --from")
+        return []
+
+
 @app.command(
     help_prologue=examples(
         "echostore identity recover --from 192.0.2.7:4711", "echostore --home ./data identity recover --name Laptop"
@@ -115,6 +137,7 @@ def phrase(
 def recover(
     *,
     from_: Annotated[tuple[str, ...], Parameter(name="--from", consume_multiple=False)] = (),
+    lan: Annotated[bool, Parameter(negative="--no-lan")] = True,
     timeout: str = "60s",
     name: str | None = None,
     options: Options = OPTIONS,
@@ -128,8 +151,10 @@ def recover(
     Parameters
     ----------
     from_
-        host:port of a member, or any ticket that one has made; may be given several times. Without it, only the identity
-        comes back.
+        host:port of a member, or any ticket that one has made; may be given several times.
+    lan
+        Without --from, look for other devices and members on the local network, where `echostore serve --lan` runs. Who
+        does not know the identity does not learn who is looking. With --no-lan only the identity comes back.
     timeout
         How long to wait for a member, and later for the next block: 60s, 5m.
     name
@@ -144,7 +169,7 @@ def recover(
     fresh = not (home_path(options) / "keys").exists()
     with writing(options, create=True, name=name) as peer:
         with if_interrupted("The identity may be back already; run it again to go on."):
-            entered = peer.recover(words, *from_, timeout=patience_s)
+            entered = _recover(output, peer, words, from_, patience_s, lan=lan)
         if fresh:
             output.note(f"made a home at {home_path(options)}")
         tell_entered(output, peer, entered, patience_s)

@@ -111,9 +111,15 @@ def _devices(peer: "Peer") -> list[dict[str, Any]]:
             "seen": iso_ms(seen.at_ms),
             "seen_ms": seen.at_ms,
             "ended": seen.ended or None,
+            **_quota(peer, seen.device),
         }
         for seen in sorted(peer.network.seen.values(), key=lambda seen: seen.device)
     ]
+
+
+def _quota(peer: "Peer", device: bytes) -> dict[str, Any]:
+    left = peer.network.quota_of_device(device)
+    return {"over_quota": left is not None and left.over, "slowed": left.slowed if left is not None else 0}
 
 
 def _line(party: dict[str, Any]) -> str:
@@ -128,8 +134,10 @@ def _watch_lines(fields: dict[str, Any], now_ms: int) -> list[str]:
         lines.append(_line(party))
         for feed in party.get("feeds", ()):
             counts = f"{feed['held']} held, {feed['processed']} processed, {feed['known']} known"
-            lines.append(f"  {short(feed['feed'])} {feed['kind']} of {one_line(feed['owner']) or '?'}: {counts}")
+            over = ", over its quota" if feed["over_quota"] else ""
+            lines.append(f"  {short(feed['feed'])} {feed['kind']} of {one_line(feed['owner']) or '?'}: {counts}{over}")
     for device in fields["devices"]:
         when = "connected" if device["connected"] else f"last seen {age(device['seen_ms'], now_ms)} ago"
-        lines.append(f"{short(device['device'])}  {one_line(device['name']) or '?'}: {when}")
+        over = ", over its quota" if device["over_quota"] else ""
+        lines.append(f"{short(device['device'])}  {one_line(device['name']) or '?'}: {when}{over}")
     return lines or ["no party here"]

@@ -1,6 +1,7 @@
 """Blobs between peers: serves what is asked for, fetches what is wanted. Every blob is checked before it touches disk.
 
-Serving is bounded like replication: what a link asked for waits in a short queue and is sent while the link takes it.
+Serving is bounded like replication: what a link asked for waits in a short queue and is sent while the link takes it. A
+device that has been given more than its quota stands behind those that have had less (`kernel.sync.turns`).
 A peer that sends one blob that is not what its CID says is disconnected, and nothing more is asked of that device.
 
 Lives in the node's loop.
@@ -16,6 +17,7 @@ from typing import Final, Protocol
 
 from echostore.kernel.errors import Corrupt
 from echostore.kernel.ids import Cid, DeviceKey, PartyKey
+from echostore.kernel.sync.turns import Turns
 from echostore.mesh.connection import Ended
 from echostore.mesh.node import Link, Node
 from echostore.mesh.policy import Flow
@@ -109,6 +111,7 @@ class BlobExchange:
         self._fetching: dict[PartyKey, _Fetching] = {}
         self._queues: dict[Link, deque[_Order]] = {}
         self._serving: dict[Link, asyncio.Task[None]] = {}
+        self._turns: Turns[None] = Turns()
         self.poisoners: set[DeviceKey] = set()
         self.given: dict[DeviceKey, int] = {}
         """Blobs that each device has given since the start."""
@@ -286,12 +289,26 @@ class BlobExchange:
             queue = self._queues[link]
             while queue and link.connection.ended is None:
                 if link.connection.writable:
-                    self._give(link, queue)
+                    if not self._stands_behind(link):
+                        self._give(link, queue)
                     await asyncio.sleep(0)
                 else:
                     await asyncio.sleep(0.01)
         finally:
             self._serving.pop(link, None)
+
+    def _stands_behind(self, link: Link) -> bool:
+        """Whether it is over its quota, and somebody waits who has more left and takes what is sent."""
+        now = asyncio.get_running_loop().time()
+        mine = self._turns.of_device(link.device, now)
+        if mine is None or not mine.over:
+            return False
+        for other, queue in self._queues.items():
+            left = self._turns.of_device(other.device, now)
+            takes = queue and other.connection.writable and other.connection.ended is None
+            if takes and (left is None or left.left > mine.left):
+                return True
+        return False
 
     def _give(self, link: Link, queue: "deque[_Order]") -> None:
         """One turn: the next blobs of one party."""
@@ -306,6 +323,9 @@ class BlobExchange:
             queue.extendleft(_Order(channel, cid, packed) for cid in reversed(left))
         elif left:
             link.connection.send(Have(channel, (), tuple(left)))
+        now, size_bytes = asyncio.get_running_loop().time(), sum(map(len, found.values()))
+        self._turns.quotas = self._node.intake.turns.quotas
+        self._turns.drawn(link.device, len(found), size_bytes, now)
         together = {cid: data for cid, data in found.items() if packed and len(data) < ALONE_BYTES}
         if together:
             link.connection.send(Blobs(channel, tuple(together), tuple(together.values())))

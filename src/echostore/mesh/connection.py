@@ -6,12 +6,15 @@ It ends, with a reason that both sides can count, when the other side says goodb
 SILENCE_S, takes longer than FRAME_PATIENCE_S over one frame, or does not take what it is sent. What is under way to a
 slow peer is bounded: `writable` turns False at WRITE_BYTES_HIGH and the sessions stop reading from disk for it.
 
-Lives in one asyncio loop.
+Lives in one asyncio loop. One thing may be done from other threads: to send a frame past the loop when nothing waits to be
+sent (`send_straight`). A lock keeps the order of what leaves; nobody waits for anything else while holding it.
 """
 
 import asyncio
 import contextlib
 import os
+import socket
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -73,6 +76,11 @@ class Connection:
         self._pings: dict[int, float] = {}
         self._ping_number = 0
         self._writable = True
+        self._leaving = threading.Lock()
+        """Around each frame that is encrypted and handed on: both must happen in one order."""
+        self._straight: socket.socket | None = None
+        self._rest = bytearray()
+        """What the transport has to take before anything else: it did not fit when it was sent past the loop."""
         self._over = asyncio.Event()
         self.on_writable: Callable[[bool], None] = lambda writable: None
         writer.transport.set_write_buffer_limits(high=WRITE_BYTES_HIGH, low=WRITE_BYTES_LOW)
@@ -90,13 +98,49 @@ class Connection:
         """Queue a frame; nothing happens on a connection that has ended."""
         if self.ended is not None:
             return
-        data = self._channel.send(encode_mesh_frame(frame))
-        self._writer.write(data)
-        self.bytes_sent += len(data)
+        plain = encode_mesh_frame(frame)
+        with self._leaving:
+            data = self._channel.send(plain)
+            self.bytes_sent += len(data)
+            if self._rest:
+                self._rest += data
+            else:
+                self._writer.write(data)
         if self._writable and self._writer.transport.get_write_buffer_size() > WRITE_BYTES_HIGH:
             self._writable = False
             self._drained_at = self._loop.time()
             self.on_writable(False)
+
+    def send_straight(self, frame: MeshFrame) -> bool:
+        """Send a frame from any thread, past the loop; False, and nothing happens, when something else goes first."""
+        plain = encode_mesh_frame(frame)
+        with self._leaving:
+            transport = self._writer.transport
+            if self.ended is not None or self._rest or transport.is_closing() or transport.get_write_buffer_size():
+                return False
+            if self._straight is None:
+                # Our own: the transport's may be closed by the loop at any moment, and its number given to another file.
+                try:
+                    self._straight = transport.get_extra_info("socket").dup()
+                except OSError:
+                    return False
+            data = self._channel.send(plain)
+            self.bytes_sent += len(data)
+            try:
+                sent = self._straight.send(data)
+            except OSError:
+                sent = 0  # full, or broken: the transport will find out which
+            if sent < len(data):
+                self._rest += data[sent:]
+                with contextlib.suppress(RuntimeError):  # the loop has ended, and so has the connection
+                    self._loop.call_soon_threadsafe(self._send_rest)
+        return True
+
+    def _send_rest(self) -> None:
+        with self._leaving:
+            rest, self._rest = self._rest, bytearray()
+            if self.ended is None:
+                self._writer.write(rest)
 
     async def run(self, on_frame: Callable[[MeshFrame], None], first: list[bytes]) -> Ended:
         """Hand over frames until the connection ends; returns why it did. `first` came with the handshake."""
@@ -133,7 +177,13 @@ class Connection:
             return
         if ended.reason not in ("closed", "broken", "goodbye", "silent"):
             self.send(Goodbye(ended.reason, ended.detail))
-        self.ended = ended
+        with self._leaving:
+            self.ended = ended
+            if self._rest:
+                self._writer.write(self._rest)
+                self._rest = bytearray()
+            if self._straight is not None:
+                self._straight.close()
         self._over.set()
         self._writer.close()
         # What is still to be sent goes first; a peer that does not take it does not keep the connection for ever.

@@ -86,6 +86,10 @@ class Neighbours:
     def vanished(self, name: str) -> None:
         self.heard.pop(name, None)
 
+    def addresses(self) -> list[tuple[str, int]]:
+        """Of all that announce themselves, whoever they are."""
+        return [address for each in self.heard.values() for address in each.addresses[:ADDRESSES_MAX]]
+
     def to_dial(self, parties: Iterable[PartyKey], hour: int) -> set[tuple[str, int]]:
         """Addresses of those that share a party. What was dialled before and is not among them is to be let go."""
         known = list(parties)

@@ -31,6 +31,7 @@ from echostore.mesh.connection import (
     accept,
     open_connection,
 )
+from echostore.mesh.intake import Intake
 from echostore.mesh.party_channel import PartyChannel
 from echostore.mesh.policy import Flow
 from echostore.wire.mesh import (
@@ -45,6 +46,7 @@ from echostore.wire.mesh import (
     Offer,
     Parties,
     Reach,
+    Seek,
     Sync,
     Want,
     channel_of,
@@ -231,7 +233,7 @@ class Link:
             self._hand_over(self.node.blobs, frame)
         elif isinstance(frame, Invitation):
             self._hand_over(self.node.invitations, frame)
-        elif isinstance(frame, Introduction | Parties):
+        elif isinstance(frame, Introduction | Parties | Seek):
             self._hand_over(self.node.identities, frame)
         elif isinstance(frame, Reach):
             self._hand_over(self.node.reach, frame)
@@ -281,6 +283,10 @@ class Node:
     def __init__(self, peer: MeshPeer) -> None:
         self.peer = peer
         self.counters = NodeCounters()
+        self.intake = Intake()
+        self.reviews_asked = self.reviews_done = 0
+        """Members or parties have changed so often, and so often every link was looked at afterwards. While the two
+        differ nothing is sent past the loop: a link may have lost its right to it."""
         self.links: dict[DeviceKey, Link] = {}
         self.invitations: FrameHandler | None = None
         self.identities: FrameHandler | None = None
@@ -335,8 +341,10 @@ class Node:
 
     def review(self) -> None:
         """Parties or members have changed: look at every link again."""
+        asked = self.reviews_asked
         for link in list(self.links.values()):
             link.review()
+        self.reviews_done = asked
 
     async def close(self) -> None:
         """Say goodbye to everybody and stop."""
@@ -421,10 +429,10 @@ class Node:
         self.peer.connected(link.device, link.connection.address)
         log.info("connected", extra={"device": link.device.hex(), "address": link.connection.address})
         try:
-            self._guarded(link, link.review)
+            self.guarded(link, link.review)
             for told in list(self.on_link):
-                self._guarded(link, lambda told=told: told(link))  # type: ignore[misc]  # bound now, not at the end
-            ended = await shaken.run(lambda frame: self._guarded(link, lambda: link.receive(frame)))
+                self.guarded(link, lambda told=told: told(link))  # type: ignore[misc]  # bound now, not at the end
+            ended = await shaken.run(lambda frame: self.guarded(link, lambda: link.receive(frame)))
         finally:
             self._forget(link)
         self.counters.ended[ended.reason] += 1
@@ -433,7 +441,7 @@ class Node:
         self.peer.disconnected(link.device, ended)
         log.info("disconnected", extra={"device": link.device.hex(), "why": ended.reason, "detail": ended.detail})
 
-    def _guarded(self, link: Link, act: Callable[[], None]) -> None:
+    def guarded(self, link: Link, act: Callable[[], None]) -> None:
         """Do something for one link. What nobody foresaw ends that connection, with a counted reason, and nothing else."""
         try:
             act()

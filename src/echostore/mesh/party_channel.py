@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from echostore.kernel.errors import Closed
 from echostore.kernel.feed import Head
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from echostore.mesh.node import Link
 
 log = logging.getLogger("echostore.mesh")
+
+STRAIGHT_LINKS_MAX: Final = 8
+"""So many connections may get news from the thread that wrote it; with more, the node's loop sends to all."""
 
 
 class NewcomerPort:
@@ -98,6 +101,9 @@ class PartyChannel:
             clock=self._loop.time,
             tell=self._heed,
             defer=self._defer,
+            intake=lambda arrived, act: link.node.intake.arrived(link.device, arrived, lambda: self._take_in(act)),
+            last=lambda feed: link.node.intake.last(feed, self._loop.time()),
+            straight=self._send_straight,
         )
 
     @property
@@ -158,10 +164,37 @@ class PartyChannel:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the node is gone, and so is who would hear this
             self._loop.call_soon_threadsafe(run)
 
+    def _take_in(self, act: Callable[[], None]) -> None:
+        """A range has its turn, here or at a later moment of the loop."""
+        if self._endpoint.closed:
+            return
+        if self._endpoint.busy:
+            act()  # within `receive` or `_tick`: they take care of the rest
+            return
+
+        def take_in() -> None:
+            try:
+                act()
+            except Closed:
+                self.stop()  # the party was closed here meanwhile; the link is about to leave it
+                return
+            self._schedule()
+
+        self._link.node.guarded(self._link, take_in)
+
     def _send(self, frame: Frame) -> None:
         allowed = outgoing(self._flow, frame)
         if allowed is not None:
             self._link.connection.send(Sync(self._channel, encode_frame(allowed)))
+
+    def _send_straight(self, written: Blocks) -> bool:
+        """Send news in the thread that wrote it, which is not to be kept busy with many links."""
+        link, node = self._link, self._link.node
+        if node.reviews_asked != node.reviews_done or len(node.links) > STRAIGHT_LINKS_MAX:
+            return False
+        if outgoing(self._flow, written) is None:
+            return False
+        return link.connection.send_straight(Sync(self._channel, encode_frame(written)))
 
     def _heed(self, effect: Effect) -> None:
         link = self._link

@@ -43,6 +43,7 @@ _RECORDS: Final = {
     "echostore.peer.processor": ("Delivered",),
     "echostore.peer.progress": ("PartyProgress",),
     "echostore.peer.published_models": ("PublishedModel",),
+    "echostore.peer.quotas": ("IntakeStatus",),
     "echostore.peer.schema": ("Violation",),
     "echostore.peer.schema_types": ("Schema", "SchemaField"),
     "echostore.peer.status": ("FeedStatus", "PartyStatus"),

@@ -11,15 +11,17 @@ import asyncio
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from echostore.kernel.errors import Closed, EchoError, NotFound, Refused, TimedOut, Unreachable, UsageError
-from echostore.kernel.ids import KEY_BYTES, Cid, DeviceKey, PartyKey
+from echostore.kernel.ids import KEY_BYTES, Cid, DeviceKey, FeedKey, PartyKey
 from echostore.kernel.order import CONTROL
 from echostore.kernel.sync.events import Progress
 from echostore.kernel.sync.frames import FeedTip, Tip
+from echostore.kernel.sync.turns import OverQuota, Quotas
+from echostore.kernel.sync.turns import Standing as QuotaStanding
 from echostore.mesh.blob_exchange import BlobExchange, Follow
 from echostore.mesh.connection import ConnectionFailed, Ended
 from echostore.mesh.node import Link, Node, Standing
@@ -29,6 +31,7 @@ from echostore.peer.bootstrap import Bootstraps
 from echostore.peer.inviting import Inviting
 from echostore.peer.own_devices import OwnDevices
 from echostore.peer.progress import PartyProgress, party_progress
+from echostore.peer.quotas import IntakeStatus, keep_quotas, quotas_of
 from echostore.store.meta_store import PartyState
 
 if TYPE_CHECKING:
@@ -78,6 +81,7 @@ class Network:
         self._watched: weakref.WeakSet[PartyProcessor] = weakref.WeakSet()
         self.seen: dict[bytes, Seen] = {}
         self.node = Node(self)
+        self.node.intake.set_quotas(quotas_of(peer.meta))
         self.inviting = Inviting(peer, self)
         self.node.invitations = self.inviting
         self.own_devices = OwnDevices(peer, self)
@@ -221,6 +225,32 @@ class Network:
             raise UsageError(f"{flow!r} is no policy", next_step="Policies are both, up and down.")
         self._flows[device] = Flow(flow)
 
+    def set_quotas(self, changes: Mapping[str, float], *, default: bool = False) -> Quotas:
+        """Change what one feed and one device may bring per second before they stand behind others, from now on and after
+        a restart; with `default` what is not named becomes as it was at first. Names are those of `Quotas`."""
+        unknown = sorted(set(changes) - set(asdict(Quotas())))
+        if unknown:
+            raise UsageError(f"{unknown[0]!r} is no quota", next_step=f"Quotas are {', '.join(asdict(Quotas()))}.")
+        quotas = replace(Quotas() if default else quotas_of(self._peer.meta), **changes)
+        with self._peer.lock:
+            keep_quotas(self._peer.meta, quotas)
+        self.soon(lambda: self.node.intake.set_quotas(quotas))
+        return quotas
+
+    @property
+    def intake(self) -> IntakeStatus:
+        """What has come in beyond its quota since the start."""
+        turns = self.node.intake.turns
+        over = turns.over_blocks
+        return IntakeStatus(len(turns), over[OverQuota.FEED], over[OverQuota.DEVICE], turns.slowed_blocks)
+
+    def quota_of_feed(self, feed: bytes) -> QuotaStanding | None:
+        """What a feed has left of its quota; None when nothing of it came lately."""
+        return self.node.intake.turns.of_feed(FeedKey(feed), self._loop.time())
+
+    def quota_of_device(self, device: bytes) -> QuotaStanding | None:
+        return self.node.intake.turns.of_device(DeviceKey(device), self._loop.time())
+
     def fetch(
         self,
         party: PartyKey,
@@ -240,6 +270,7 @@ class Network:
     def parties_changed(self) -> None:
         """Parties were opened, paused or closed here: the links are told."""
         if not self._closed:
+            self.node.reviews_asked += 1
             self.soon(self.node.review)
             self.soon(self.own_devices.review)
             if self.lan is not None:
@@ -333,7 +364,7 @@ class Network:
             raise Closed("the party was closed here") from None
 
     def progressed(self, party: PartyKey, device: DeviceKey, progress: Progress) -> None:
-        known = self._open(party)
+        known = self._peer.opened(party) or self._open(party)
         known.announced(progress.feed, progress.held)
         known.acknowledge(device, {progress.feed: progress.held}, {progress.feed: progress.processed})
 

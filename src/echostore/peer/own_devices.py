@@ -31,9 +31,10 @@ from echostore.kernel.party.credentials import DeviceAdmit
 from echostore.mesh.node import Link, Standing
 from echostore.peer.identity import Welcome, check_title, read_chain
 from echostore.peer.opening import OPENS_ITSELF
+from echostore.peer.seeking import Seeking
 from echostore.store.meta_store import PartyState
 from echostore.wire.credentials import device_vouched
-from echostore.wire.mesh import Introduction, MeshFrame, Parties, PartyEntry, introduction_bytes
+from echostore.wire.mesh import Introduction, MeshFrame, Parties, PartyEntry, Seek, introduction_bytes
 from echostore.wire.signing import verify
 from echostore.wire.sync import MalformedFrame
 
@@ -63,6 +64,7 @@ class OwnDevices:
         self._frames: Counter[Link] = Counter()
         self._unsettled = {known.key for known in peer.parties() if peer.meta.setting(OPENS_ITSELF, party=known.key)}
         self._settled = threading.Condition()
+        self.seeking = Seeking(peer, network)
 
     # who
 
@@ -73,7 +75,7 @@ class OwnDevices:
             kept = peer.meta.setting(_SETTING, {}).get(peer.identity.hex(), {})
             found = {DeviceKey(bytes.fromhex(device)): str(name) for device, name in kept.items()}
             revoked: set[DeviceKey] = set()
-            for party in self._parties():
+            for party in self.parties():
                 for device in party.runtime.processor.membership.machine.devices:
                     if device.identity == peer.identity:
                         found[device.device] = device.name or found.get(device.device, "")
@@ -97,7 +99,7 @@ class OwnDevices:
         mine = dict(peer.meta.setting(_SETTING, {}).get(peer.identity.hex(), {}))
         found = [
             party
-            for party in self._parties()
+            for party in self.parties()
             for each in party.runtime.processor.membership.machine.devices
             if each.device == device and each.identity == peer.identity and not each.revoked
         ]
@@ -132,8 +134,11 @@ class OwnDevices:
                 answer.set_result(frame)
             elif link.device in self.known():
                 self.enter(frame.entries)
+        elif isinstance(frame, Seek):
+            self.seeking.receive(link, frame)
 
     def closed(self, link: Link) -> None:
+        self.seeking.closed(link)
         self._introduced.discard(link)
         for kept in (self._told, self._proven, self._frames):
             kept.pop(link, None)
@@ -204,7 +209,7 @@ class OwnDevices:
 
     def _tell(self, link: Link, name: str, *, answer: bool = False) -> None:
         """Admit a device of this identity where it is not yet, and tell it the parties."""
-        admitted = [self._admit(party, link.device, name) for party in self._parties()]
+        admitted = [self._admit(party, link.device, name) for party in self.parties()]
         if any(admitted):
             link.review()  # no feed was admitted, so nobody else looks at the connection again
         parties = self._shared_with(IdentityKey(self._peer.identity), link.device)
@@ -231,7 +236,7 @@ class OwnDevices:
 
     def _shared_with(self, identity: IdentityKey, device: DeviceKey) -> Parties:
         entries, names = [], []
-        for party in self._parties():
+        for party in self.parties():
             machine = party.runtime.processor.membership.machine
             member = next((each for each in machine.members if each.identity == identity and each.role), None)
             if member is None or machine.genesis is None or self._network.standing(party.key, device) is not _MEMBER:
@@ -240,7 +245,7 @@ class OwnDevices:
             names.append(member.name)
         return Parties(tuple(entries), next((name for name in names if name), ""))
 
-    def _parties(self) -> "list[Party]":
+    def parties(self) -> "list[Party]":
         """Parties with members of their own that are open here."""
         found = []
         for known in self._peer.parties():
@@ -254,7 +259,7 @@ class OwnDevices:
     def _revoked(self, device: DeviceKey) -> bool:
         return any(
             each.revoked and each.device == device and each.identity == self._peer.identity
-            for party in self._parties()
+            for party in self.parties()
             for each in party.runtime.processor.membership.machine.devices
         )
 

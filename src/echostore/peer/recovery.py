@@ -14,7 +14,7 @@ identity's key can always let in another device.
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from echostore.kernel.errors import EchoError, Refused, Unreachable, UsageError
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 WORDS = 24
 FURTHER_MAX = 16
 FURTHER_S = 10.0
+LAN_S = 10.0
+"""How long the local network is looked at."""
 """Devices that the sources tell of are asked at once, so many, and so long."""
 
 
@@ -64,10 +66,20 @@ def key_of(phrase: str) -> SigningKey:
         ) from None
 
 
-def recover(peer: "Peer", phrase: str, sources: Iterable[str], timeout: float) -> "list[Party]":
+def recover(
+    peer: "Peer",
+    phrase: str,
+    sources: Iterable[str],
+    timeout: float,
+    *,
+    lan: bool = False,
+    interfaces: Sequence[str] = (),
+) -> "list[Party]":
     """Make this home a device of the identity in a phrase, and enter the parties that members at `sources` know of.
 
-    A source is an address, or any ticket that a member made. Again with other sources: what is missing is entered.
+    A source is an address, or any ticket that a member made. With `lan` and without a source, who knows the identity is
+    looked for on the local network (`seeking`), on those of `interfaces`. Again with other sources: what is missing is
+    entered.
     """
     wanted = [_source(source) for source in sources]
     key = key_of(phrase)
@@ -77,6 +89,8 @@ def recover(peer: "Peer", phrase: str, sources: Iterable[str], timeout: float) -
             check_identity_unused(peer)
         if key.public != peer.identity or not myself.holds_identity_key:
             myself.become(IdentityKey(key.public), key=key)
+    if not wanted and lan:
+        wanted = _neighbours(peer, key, min(timeout, LAN_S), interfaces)
     if not wanted:
         return []
     entered: list[PartyKey] = []
@@ -106,6 +120,23 @@ def recover(peer: "Peer", phrase: str, sources: Iterable[str], timeout: float) -
         )
     peer.network.own_devices.wait_settled(entered, timeout)
     return [peer.party(each) for each in entered]
+
+
+def _neighbours(
+    peer: "Peer", key: SigningKey, seconds: float, interfaces: Sequence[str]
+) -> list[tuple[tuple[str, ...], DeviceKey | None]]:
+    from echostore.mesh.lan_mdns import check_available
+
+    check_available()
+    network = peer.network
+    found = network.call(network.own_devices.seeking.find(key, seconds=seconds, interfaces=interfaces), timeout_s=None)
+    if not found:
+        raise Unreachable(
+            "nobody on the local network knows this identity",
+            unchanged="This home has the identity back; its parties are not here yet.",
+            next_step="Run `echostore serve --lan` on a machine of a member, or name a member.",
+        )
+    return [((address,), device) for address, device in found]
 
 
 def _ask(peer: "Peer", addresses: tuple[str, ...], device: DeviceKey | None, timeout: float) -> Parties:

@@ -83,16 +83,16 @@ class PartySource:
         below an item that was deleted, restored or moved: what live queries need."""
         spread = set(changed)
         known = {item: self._known(item) for item in changed}  # before anything here looks at the new state
+        seen: dict[ItemId, _Entry] = {}
         for item, old in known.items():
             record = self._state.records.get(item)
-            new = self._entry(item, record) if record else None
+            new = None
+            if record is not None:
+                new = seen[item] = self._entry(item, record)
             spread |= (_ends(old) if old else set()) ^ (_ends(new) if new else set())
             if old is not None and new is not None and (old.deleted, old.parent) != (new.deleted, new.parent):
                 spread |= self._below(item)
-        for item in changed:
-            record = self._state.records.get(item)
-            if record is not None:
-                self._seen[item] = self._entry(item, record)
+        self._seen.update(seen)
         return spread
 
     def _known(self, item: ItemId) -> _Entry | None:

@@ -37,8 +37,8 @@ class PartySyncPort:
         self._party = party
         self._callbacks: list[Callable[[FeedKey, int], None]] = []
         self._written_callbacks: list[Callable[[FeedTip, Blocks], None]] = []
-        self._held_back: list[tuple[FeedKey, int]] | None = None
-        """While blocks are shown that are not durable yet: what to tell once they are."""
+        self._held_back: dict[FeedKey, int] | None = None
+        """While blocks are shown that are not durable yet: what to tell once they are, of each feed once."""
         self._known: set[FeedKey] = {admitted.feed for admitted in party.runtime.processor.admission.feeds}
         party.runtime.on_written.append(self._written)
         party.runtime.on_durable.append(self._grew)
@@ -122,14 +122,14 @@ class PartySyncPort:
                     runtime.feeds.sync()
                 except StorageFailed:
                     # It is shown and may be lost: nobody hears that it is held, and this store takes no more writes.
-                    self._held_back = []
+                    self._held_back = {}
                     return Rejection(Reason.WAITING)
+                if isinstance(result, Ingested) and result.links:
+                    self._grew(key, runtime.feeds.length(key))
             if isinstance(result, Ingested):
-                length = runtime.feeds.length(key)
                 if result.links:
                     runtime.checkpoint_if_due()
-                    self._grew(key, length)
-                return length
+                return runtime.feeds.length(key)
             if result.reason is Reason.FORK:
                 runtime.processor.fork_stored(key)
                 if not runtime.processor.paused:
@@ -179,14 +179,14 @@ class PartySyncPort:
     @contextmanager
     def _holding_back(self) -> Iterator[None]:
         """Tell nobody of growth until the end of the block, and nobody at all when it fails."""
-        self._held_back = []
+        self._held_back = {}
         try:
             yield
         except BaseException:
             self._held_back = None
             raise
         held_back, self._held_back = self._held_back, None
-        for key, length in held_back or ():
+        for key, length in (held_back or {}).items():
             self._grew(key, length)
 
     def _admission_moved(self) -> None:
@@ -221,7 +221,7 @@ class PartySyncPort:
 
     def _grew(self, key: FeedKey, length: int) -> None:
         if self._held_back is not None:
-            self._held_back.append((key, length))
+            self._held_back[key] = length
             return
         for callback in list(self._callbacks):
             callback(key, length)

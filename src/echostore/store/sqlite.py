@@ -129,6 +129,7 @@ class Database:
         """What an owner has to say about damage that SQLite finds once the file is open."""
         self._lock = threading.RLock()
         self._unsynced = False
+        self._durable = True
         self._connection: Connection | None = None
         try:
             self._connection = connect(path, writable)
@@ -155,20 +156,18 @@ class Database:
                 yield
                 return
             try:
-                if not durable:
-                    connection.execute("PRAGMA synchronous = NORMAL").fetchall()
+                self._sync_at_commit(connection, durable)
+                before = _changes(connection) if durable and self._unsynced else None
                 connection.execute("BEGIN IMMEDIATE")
                 yield
                 connection.execute("COMMIT")
-                self._unsynced = not durable
+                # A commit that changes nothing writes and syncs nothing, also not what others left in the log.
+                self._unsynced = not durable or (before is not None and _changes(connection) == before)
             except BaseException as error:
                 self._roll_back(connection)
                 if isinstance(error, sqlite3.Error | UnicodeDecodeError):
                     raise self._typed(error) from error
                 raise
-            finally:
-                if not durable:
-                    self._sync_again(connection)
 
     @property
     def unsynced(self) -> bool:
@@ -224,7 +223,7 @@ class Database:
     def shrink(self) -> None:
         """Give free pages back to the disk: the file is written anew, all of it or not at all."""
         with self._lock:
-            self._writer()
+            self._sync_at_commit(self._writer(), True)
             self.rows("VACUUM")
             self.rows("PRAGMA wal_checkpoint(TRUNCATE)")
 
@@ -309,11 +308,11 @@ class Database:
             )
         return connection
 
-    def _sync_again(self, connection: Connection) -> None:
-        try:
-            connection.execute("PRAGMA synchronous = FULL").fetchall()
-        except sqlite3.Error as error:
-            self.failure = f"could not return to durable writes: {error}"
+    def _sync_at_commit(self, connection: Connection, durable: bool) -> None:
+        """Whether the next commit syncs the log. Set before it begins, and only when the last one was of the other kind."""
+        if self._durable is not durable:
+            connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}").fetchall()
+            self._durable = durable
 
     def _roll_back(self, connection: Connection) -> None:
         try:
@@ -374,6 +373,12 @@ def sqlite_error(error: sqlite3.Error, path: Path) -> EchoError:
             return Locked(f"{path} is busy in another process.", next_step="Close it there and try again.")
         case _:
             return StorageFailed(f"SQLite refused a statement on {path}: {error}.")
+
+
+def _changes(connection: Connection) -> int:
+    """Rows that were changed since the connection was opened."""
+    found: int = connection.execute("SELECT total_changes()").fetchone()[0]
+    return found
 
 
 def _lenient_text(raw: bytes) -> str:

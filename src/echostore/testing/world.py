@@ -12,16 +12,18 @@ import hashlib
 import heapq
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 from echostore.kernel.sync.endpoint import Endpoint
-from echostore.kernel.sync.events import Close, Effect, Score
+from echostore.kernel.sync.events import Close, Effect, Ingest, Score
 from echostore.kernel.sync.frames import Frame
 from echostore.kernel.sync.port import SyncPort
+from echostore.kernel.sync.turns import Quotas
 from echostore.testing.memory_node import MemoryNode
 from echostore.testing.network import Faults, Network
+from echostore.testing.paced_intake import PacedIntake
 from echostore.wire.sync import decode_frame, encode_frame
 
 RECONNECT_S = 0.5
@@ -95,8 +97,11 @@ class World:
         links: str | None = None,
         make: Callable[[str, Record], Node] = MemoryNode,
         decode: bool = True,
+        pace: Mapping[str, float] | None = None,
+        quotas: Quotas | None = None,
     ) -> None:
-        """`links` names the pairs that are connected ("ab,bc"); all are by default."""
+        """`links` names the pairs that are connected ("ab,bc"); all are by default. `pace`: the blocks that some
+        nodes take in per second, in the turns that `quotas` give; the others, any number at once."""
         self.seed = seed
         self.now = 0.0
         self.trace: list[str] = []
@@ -110,6 +115,10 @@ class World:
         self._written = 0
         names = [chr(ord("a") + number) for number in range(peers)]
         self.nodes: dict[str, Node] = {name: make(name, self._record) for name in names}
+        self.intakes = {
+            name: PacedIntake(blocks_per_s, quotas or Quotas(), clock=lambda: self.now, after=self._after)
+            for name, blocks_per_s in (pace or {}).items()
+        }
         pairs = [pair.strip() for pair in links.split(",")] if links else None
         self._pairs = [
             (one, other)
@@ -273,12 +282,26 @@ class World:
             self._look_after(connection, name)
 
     def _endpoint(self, connection: Connection, name: str) -> Endpoint:
+        intake = self.intakes.get(name)
+
+        def arrived(effect: Ingest, act: Callable[[], None]) -> None:
+            if intake is None:
+                act()
+            else:
+                intake.arrived(connection.other(name), effect, lambda: self._take_in(act))
+
         return Endpoint(
             self.nodes[name].port(),
             send=lambda frame: self._send(connection, name, frame),
             clock=lambda: self.now,
             tell=lambda effect: self._heed(connection, name, effect),
+            intake=arrived,
+            last=lambda feed: intake is not None and intake.last(feed),
         )
+
+    def _take_in(self, act: Callable[[], None]) -> None:
+        act()
+        self._look_after_all()
 
     def _break(self, connection: Connection) -> None:
         if connection.alive:

@@ -37,6 +37,8 @@ _CHAIN_BYTES_MAX: Final = 64 * 1024
 
 _TAG: Final = b"echostore/party-tag/1"
 _INTRODUCTION: Final = b"echostore/introduction/1"
+_SEEK: Final = b"echostore/seek/1"
+_FOUND: Final = b"echostore/found/1"
 
 Channel = int
 """A party on one connection: the first 8 bytes of its tag."""
@@ -127,6 +129,14 @@ class Introduction:
 
 
 @dataclass(frozen=True, slots=True)
+class Seek:
+    """With a proof: whether the other side knows an identity, which a tag stands for. Without: the answer."""
+
+    tag: bytes
+    proof: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
 class PartyEntry:
     party: PartyKey
     genesis_feed: FeedKey
@@ -163,6 +173,7 @@ MeshFrame = (
     | Introduction
     | Parties
     | Reach
+    | Seek
 )
 
 
@@ -174,6 +185,21 @@ def party_tag(handshake_hash: bytes, party: PartyKey) -> bytes:
 def introduction_bytes(handshake_hash: bytes, identity: IdentityKey, device: DeviceKey) -> bytes:
     """What an identity key signs to show, on one connection, that a device may act for it."""
     return _INTRODUCTION + handshake_hash + identity + device
+
+
+def seek_tag(handshake_hash: bytes, identity: IdentityKey) -> bytes:
+    """What stands for an identity that is looked for on one connection: of use only to those who know its key."""
+    return hmac.new(handshake_hash, _SEEK + identity, hashlib.sha256).digest()
+
+
+def found_tag(handshake_hash: bytes, identity: IdentityKey) -> bytes:
+    """What says on one connection that the identity is known."""
+    return hmac.new(handshake_hash, _FOUND + identity, hashlib.sha256).digest()
+
+
+def seek_bytes(handshake_hash: bytes, identity: IdentityKey, device: DeviceKey) -> bytes:
+    """What an identity key signs to be looked for on one connection, by a device."""
+    return _SEEK + handshake_hash + identity + device
 
 
 def channel_of(tag: bytes) -> Channel:
@@ -224,6 +250,8 @@ def encode_mesh_frame(frame: MeshFrame) -> bytes:
             )
         case Reach(known):
             message = pb.MeshFrame(reach=pb.MeshReach(devices=b"".join(known), addresses=map(" ".join, known.values())))
+        case Seek(tag, proof):
+            message = pb.MeshFrame(seek=pb.MeshSeek(tag=tag, proof=proof))
         case _:
             assert_never(frame)
     return message.SerializeToString()
@@ -269,6 +297,11 @@ def decode_mesh_frame(data: bytes) -> MeshFrame:
         return _parties(message.parties)
     if kind == "reach":
         return _reach(message.reach)
+    if kind == "seek":
+        seek = message.seek
+        if len(seek.tag) != TAG_BYTES or len(seek.proof) not in (0, _SIGNATURE_BYTES):
+            raise MalformedFrame("looking for an identity without its tag, or with a proof that is none")
+        return Seek(seek.tag, seek.proof)
     raise MalformedFrame("a frame without a kind")
 
 

@@ -1,10 +1,10 @@
 """The half of a session that asks: which feed next, how much at once, and what to do when nothing comes.
 
-A feed that wants a range waits in one of three queues, control before limbo before data. A request reserves its bytes
-from one credit until the store has taken what it brought.
+A feed that wants a range waits in one of four queues, control before limbo before data before data that is over its
+quota. A request reserves its bytes from one credit until the store has taken what it brought.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from echostore.kernel.ids import FeedKey
@@ -59,10 +59,12 @@ class Open:
 class Asking:
     """Queues, open requests and credit. Dicts serve as ordered sets: feeds are asked for in that order."""
 
-    def __init__(self) -> None:
+    def __init__(self, last: Callable[[FeedKey], bool] = lambda feed: False) -> None:
+        self._last = last
         self._control: dict[FeedKey, Track] = {}
         self._limbo: dict[FeedKey, Track] = {}
         self._data: dict[FeedKey, Track] = {}
+        self._over: dict[FeedKey, Track] = {}
         self._resting: dict[FeedKey, tuple[float, Track]] = {}
         self._open: dict[FeedKey, Open] = {}
         self._storable: dict[FeedKey, Track] = {}
@@ -89,7 +91,7 @@ class Asking:
         for until, _ in self._resting.values():
             yield until
         patience_end = self._control_moved + CONTROL_PATIENCE_S
-        if self._data and self._control_behind and patience_end > now:
+        if (self._data or self._over) and self._control_behind and patience_end > now:
             yield patience_end
 
     # Which feeds want something
@@ -108,7 +110,9 @@ class Asking:
             self._in_limbo.pop(feed, None)
         wants = track.next_start() is not None and feed not in self._open and feed not in self._resting
         home = self._limbo if not known else self._control if track.kind == CONTROL else self._data
-        for queue in (self._control, self._limbo, self._data):
+        if wants and home is self._data and self._last(feed):
+            home = self._over
+        for queue in (self._control, self._limbo, self._data, self._over):
             if wants and queue is home:
                 queue.setdefault(feed, track)
             else:
@@ -146,7 +150,10 @@ class Asking:
     def requests(self, now: float) -> Iterator[Request]:
         """Open as many requests as credit allows: control first, and data only when control is not behind."""
         patient = bool(self._control_behind) and now < self._control_moved + CONTROL_PATIENCE_S
-        for queue in (self._control, self._limbo) if patient else (self._control, self._limbo, self._data):
+        while self._over and not self._last(feed := next(iter(self._over))):
+            self._data[feed] = self._over.pop(feed)  # its quota has come back
+        first = (self._control, self._limbo)
+        for queue in first if patient else (*first, self._data, self._over):
             while queue and len(self._open) < REQUESTS_MAX:
                 if queue is self._limbo and len(self._in_limbo) >= LIMBO_FEEDS_MAX:
                     break

@@ -3,7 +3,7 @@
     bytes or frames in --> Endpoint --> Session --> effects --> port (answered at once), `send`, `tell`
 
 Effects may cause events, and the port may call back in the middle of an effect; both are queued, so that the session
-always finishes one event before it sees the next.
+always finishes one event before it sees the next. What arrived may wait for its turn (`intake`) before the store gets it.
 """
 
 from collections import deque
@@ -43,17 +43,31 @@ class Endpoint:
         clock: Callable[[], float],
         tell: Callable[[Effect], None] = lambda effect: None,
         defer: Callable[[Callable[[], None]], None] = lambda action: action(),
+        intake: Callable[[Ingest, Callable[[], None]], None] = lambda arrived, act: act(),
+        last: Callable[[FeedKey], bool] = lambda feed: False,
+        straight: Callable[[Blocks], bool] = lambda written: False,
     ) -> None:
-        """`defer` runs an action in the one thread that this endpoint lives in: the port may call from others."""
-        self.session = Session()
+        """`defer` runs an action in the one thread that this endpoint lives in: the port may call from others. `intake`
+        does so too, once it is a range's turn; feeds of which `last` says so are asked for after all others. `straight`
+        sends news from whatever thread wrote it; False when it has to go the usual way."""
+        self.session = Session(last)
+        self._intake = intake
         self._port, self._send, self._clock, self._tell, self._defer = port, send, clock, tell, defer
         self._events: deque[Event] = deque()
         self._running = False
+        self._straight = straight
+        self._handed = self._taken = 0
+        """News that was handed to `defer`, counted by who writes, and what came of it, counted by who does it."""
         self._stop_listening: list[Callable[[], None]] = []
 
     @property
     def closed(self) -> bool:
         return self.session.closed
+
+    @property
+    def busy(self) -> bool:
+        """Whether it is in the middle of an event: what comes now is done before that is over."""
+        return self._running
 
     def start(self) -> None:
         """Say hello. Growth of the port is heard from here on."""
@@ -83,6 +97,15 @@ class Endpoint:
     def post(self, event: Event) -> None:
         """Hand the session an event, and its effects to whom they concern, until nothing follows."""
         self._events.append(event)
+        self._drain()
+
+    def _take_in(self, arrived: Ingest) -> None:
+        """The turn of a range has come."""
+        if not self.closed:
+            self._events.extend(answer(self._port, arrived))
+            self._drain()
+
+    def _drain(self) -> None:
         if self._running:
             return
         self._running = True
@@ -96,7 +119,9 @@ class Endpoint:
     def _perform(self, effect: Effect) -> None:
         if isinstance(effect, Send):
             self._send(effect.frame)
-        elif isinstance(effect, Read | Ingest | Compare):
+        elif isinstance(effect, Ingest):
+            self._intake(effect, lambda: self._take_in(effect))
+        elif isinstance(effect, Read | Compare):
             self._events.extend(answer(self._port, effect))
         else:
             self._tell(effect)
@@ -104,12 +129,18 @@ class Endpoint:
                 self.stop()
 
     def _written(self, tip: FeedTip, written: Blocks) -> None:
-        """Somebody waits for what was just written: it goes out without a look at the store."""
-        self._defer(lambda: self._push(LocalHead(tip, own=True, written=written)))
+        """Somebody waits for what was just written: it goes out without a look at the store, and at once when nothing
+        that was written before is still on its way here."""
+        sent = self._handed == self._taken and self.session.may_push(written) and self._straight(written)
+        self._handed += 1
+        self._defer(lambda: self._push(LocalHead(tip, own=True, written=written, sent=sent)))
 
     def _push(self, news: LocalHead) -> None:
-        if not self.closed:
-            self.post(news)
+        try:
+            if not self.closed:
+                self.post(news)
+        finally:
+            self._taken += 1
 
     def _grown(self, feed: FeedKey, length: int) -> None:
         self._defer(lambda: self._tell_growth(feed))

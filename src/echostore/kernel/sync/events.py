@@ -48,11 +48,12 @@ class Malformed:
 @dataclass(frozen=True, slots=True)
 class LocalHead:
     """Our store holds a feed up to a new tip, wherever the blocks came from. The feed is admitted. `own`: we wrote them;
-    `written` is then the last range, where it is at hand."""
+    `written` is then the last range, where it is at hand, and `sent` says that it went out already."""
 
     feed: FeedTip
     own: bool = False
     written: Blocks | None = None
+    sent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,8 @@ class Track:
 
     pushed: int = 0
     """Up to where our blocks were sent without having been asked for."""
+    news_end: int = 0
+    """Where their last blocks end that we took without having asked for them."""
 
     theirs: Tip = NO_TIP
     """The longest tip they announced for the branch they use."""
@@ -152,6 +154,14 @@ class Track:
                 self.settled = tip
             else:
                 self.goal = Goal(tip, probe=tip.length - 1)
+
+    def arrived_end(self) -> int | None:
+        """Where the feed ends with what has arrived and waits for the store; None when they have more that we know of."""
+        waiting = self.ready[-1] if self.ready else self.ingesting
+        if waiting is None:
+            return self.held.length if self.goal is None else None
+        extends = self.goal is None or (self.goal.probe is None and not self.goal.branch)
+        return waiting.end if extends and self.theirs.length == waiting.end else None
 
     def next_start(self) -> int | None:
         """Where the next request starts; None while an answer of the store is needed to know."""

@@ -30,9 +30,10 @@ Invariants (tests cite them by number)
     S12 Equal events at equal times give equal effects.
     S13 What this peer writes is sent without being asked for, at most PUSH_BYTES_MAX, to a side that has all before it; it
         is announced as well when that does not fit or is not acknowledged. Nothing else is taken that was not asked for.
+    S14 A data feed that is over its quota is asked for when no other data feed wants anything, and then as any other.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import assert_never
 
 from echostore.kernel.ids import FeedKey
@@ -100,18 +101,20 @@ UNASKED_BYTES_MAX = 64 * 1024 * 1024
 class Session:
     """See the module. `receive` is the only way in; `wake_at` says when a Tick is due."""
 
-    def __init__(self) -> None:
+    def __init__(self, last: Callable[[FeedKey], bool] = lambda feed: False) -> None:
+        """`last` says which feeds are asked for after all others, as of now (`turns`)."""
         self.closed = False
         self._started = False
         self._writable = True
         self._now = 0.0
         self._effects: list[Effect] = []
+        self._progress: list[Progress] = []
         self._tracks: dict[FeedKey, Track] = {}
         self._heard_count = 0
         self._heard_at = 0.0
         self._unasked_bytes = 0
         self._telling = Telling()
-        self._asking = Asking()
+        self._asking = Asking(last)
         self._serving = Serving()
 
     # What others read
@@ -135,6 +138,21 @@ class Session:
         """Feeds of which the other side is known to have more than we hold."""
         return [track.feed for track in self._tracks.values() if track.goal is not None or track.wishes]
 
+    def may_push(self, written: Blocks) -> bool:
+        """Whether what was just written may go out before the session hears of it, which has to follow (S13).
+
+        Other threads ask too: it changes nothing, and an answer that has just become wrong costs one range that the
+        other side does not take.
+        """
+        track = self._tracks.get(written.feed)
+        return (
+            not self.closed
+            and track is not None
+            and track.held.length == written.start
+            and self._has_all_before(track, track.held)
+            and self._serving.free(track, written)
+        )
+
     # The one way in
 
     def receive(self, event: Event, now: float) -> list[Effect]:
@@ -142,9 +160,10 @@ class Session:
             return []
         self._now = now
         effects: list[Effect] = []
-        self._effects = effects
+        self._effects, self._progress = effects, []
         self._take(event)
         self._decide()
+        effects.extend(self._progress)  # last: what arrived with it is shown first
         return effects
 
     def _take(self, event: Event) -> None:
@@ -152,8 +171,8 @@ class Session:
         match event:
             case Received(frame):
                 self._take_frame(frame)
-            case LocalHead(feed, own, written):
-                self._take_known(feed, own=own, written=written)
+            case LocalHead(feed, own, written, sent):
+                self._take_known(feed, own=own, written=written, sent=sent)
             case FeedKnown(feed):
                 self._take_known(feed)
             case Ingested(feed, tip):
@@ -243,7 +262,7 @@ class Session:
             self._telling.greeted = True
             known = set(self._telling.fork_proofs)
             self._effects.extend(ForkHeard(proof) for proof in hello.fork_proofs if proof not in known)
-        self._telling.answer_hello()
+        self._telling.answer_at_once()
         self._take_tips(hello.tips)
 
     def _take_tips(self, tips: Iterable[FeedTip]) -> None:
@@ -282,7 +301,7 @@ class Session:
         if held > track.theirs_held or processed > track.theirs_processed:
             track.theirs_held = max(track.theirs_held, held)
             track.theirs_processed = max(track.theirs_processed, processed)
-            self._effects.append(Progress(track.feed, track.theirs_held, track.theirs_processed))
+            self._progress.append(Progress(track.feed, track.theirs_held, track.theirs_processed))
 
     def _take_blocks(self, blocks: Blocks) -> None:
         if not blocks.payloads or blocks.head.length != blocks.end:
@@ -298,34 +317,41 @@ class Session:
         if (
             track is None
             or track.standing is not Standing.KNOWN
-            or track.goal is not None
             or track.wishes
-            or track.ingesting is not None
-            or blocks.start != track.held.length
+            or blocks.start != track.arrived_end()
             or blocks.size_bytes > PUSH_BYTES_MAX
             or not self._asking.take_push(track, blocks)
         ):
             return False
         tip = Tip(blocks.head.length, blocks.head.link)
+        track.news_end = tip.length
         self._has(track, tip.length, 0)
         track.heard(tip)
         self._review(track)
         return True
 
-    def _push(self, track: Track, before: Tip, written: Blocks | None) -> None:
+    def _push(self, track: Track, before: Tip, written: Blocks | None, *, sent: bool) -> None:
         """Send what we have just written to a side that has all before it, without waiting to be asked (S13)."""
-        if not (self._telling.greeted and self._telling.answered and self._writable):
-            return
-        if track.goal is not None or track.branches or track.theirs_held > before.length or not before.length:
-            return
-        if before.length not in (track.theirs_held, track.pushed):
+        if not self._has_all_before(track, before):
             return
         if written is not None and written.start == before.length and self._serving.free(track, written):
-            self._send(written)
+            self._send(None if sent else written)
         elif not self._serving.push(track, before.length):
             return
         track.pushed = track.held.length
         self._telling.expect(track.as_tip(), self._now)
+
+    def _has_all_before(self, track: Track, before: Tip) -> bool:
+        """Whether the other side can take what follows `before` in a feed of ours, and we may send it."""
+        return (
+            self._telling.greeted
+            and self._telling.answered
+            and self._writable
+            and track.goal is None
+            and not track.branches
+            and 0 < before.length in (track.theirs_held, track.pushed)
+            and track.theirs_held <= before.length
+        )
 
     def _take_refusal(self, refusal: Refusal) -> None:
         if not self._asking.open_at(refusal.feed, refusal.start):
@@ -347,7 +373,9 @@ class Session:
 
     # Local facts
 
-    def _take_known(self, feed: FeedTip, *, own: bool = False, written: Blocks | None = None) -> None:
+    def _take_known(
+        self, feed: FeedTip, *, own: bool = False, written: Blocks | None = None, sent: bool = False
+    ) -> None:
         """A feed is admitted, and we hold it up to a tip."""
         track = self._tracks.get(feed.feed)
         if track is None:
@@ -363,7 +391,7 @@ class Session:
                 track.given_up = NO_TIP
                 self._acknowledge(track)
                 if own:
-                    self._push(track, before, written)
+                    self._push(track, before, written, sent=sent)
         elif feed.tip.link not in track.branches and len(track.branches) < BRANCHES_MAX:
             track.branches[feed.tip.link] = feed.tip
             self._telling.tell(feed)
@@ -391,6 +419,8 @@ class Session:
                 self._asking.control_moved(self._now)
             track.took(end, tip)
             self._acknowledge(track)
+            if end == track.news_end:
+                self._telling.answer_at_once()
         self._review(track)
 
     def _take_fork(self, track: Track) -> None:

@@ -30,7 +30,7 @@ RETRY_MAX_S = 8.0
 """Repetitions start at the first values and double up to this one: a link that works again is noticed within it."""
 
 ACK_DELAY_S = 0.05
-"""Acks are gathered this long after the previous one; the first leaves at once."""
+"""Acks are gathered this long after the previous one; the first leaves at once, and so does that of news."""
 
 
 @dataclass(slots=True)
@@ -87,8 +87,9 @@ class Telling:
         """Let the other side know how far we are in a feed, and that we heard this tip."""
         self._acks[feed, heard] = None
 
-    def answer_hello(self) -> None:
-        """Show that we heard a Hello: by an Ack, empty if need be."""
+    def answer_at_once(self) -> None:
+        """Let the next ack wait for nothing: to show that a Hello was heard, by an empty one if need be, or that news
+        is held, for which somebody may wait."""
         self._ack_at_once = True
 
     def take_ack(self, entries: Iterable[AckEntry]) -> None:

@@ -39,6 +39,7 @@ class MeshFrame(_message.Message):
     PARTIES_FIELD_NUMBER: _builtins.int
     BLOBS_FIELD_NUMBER: _builtins.int
     REACH_FIELD_NUMBER: _builtins.int
+    SEEK_FIELD_NUMBER: _builtins.int
     ping: _builtins.int
     """answered by a pong of the same number"""
     pong: _builtins.int
@@ -66,6 +67,8 @@ class MeshFrame(_message.Message):
     def blobs(self) -> Global___MeshBlobs: ...
     @_builtins.property
     def reach(self) -> Global___MeshReach: ...
+    @_builtins.property
+    def seek(self) -> Global___MeshSeek: ...
     def __init__(
         self,
         *,
@@ -83,12 +86,13 @@ class MeshFrame(_message.Message):
         parties: Global___MeshParties | None = ...,
         blobs: Global___MeshBlobs | None = ...,
         reach: Global___MeshReach | None = ...,
+        seek: Global___MeshSeek | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["blob", b"blob", "blobs", b"blobs", "goodbye", b"goodbye", "have", b"have", "introduction", b"introduction", "invitation", b"invitation", "kind", b"kind", "leave", b"leave", "offer", b"offer", "parties", b"parties", "ping", b"ping", "pong", b"pong", "reach", b"reach", "sync", b"sync", "want", b"want"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blob", b"blob", "blobs", b"blobs", "goodbye", b"goodbye", "have", b"have", "introduction", b"introduction", "invitation", b"invitation", "kind", b"kind", "leave", b"leave", "offer", b"offer", "parties", b"parties", "ping", b"ping", "pong", b"pong", "reach", b"reach", "seek", b"seek", "sync", b"sync", "want", b"want"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blob", b"blob", "blobs", b"blobs", "goodbye", b"goodbye", "have", b"have", "introduction", b"introduction", "invitation", b"invitation", "kind", b"kind", "leave", b"leave", "offer", b"offer", "parties", b"parties", "ping", b"ping", "pong", b"pong", "reach", b"reach", "sync", b"sync", "want", b"want"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blob", b"blob", "blobs", b"blobs", "goodbye", b"goodbye", "have", b"have", "introduction", b"introduction", "invitation", b"invitation", "kind", b"kind", "leave", b"leave", "offer", b"offer", "parties", b"parties", "ping", b"ping", "pong", b"pong", "reach", b"reach", "seek", b"seek", "sync", b"sync", "want", b"want"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["offer", "sync", "leave", "want", "have", "blob", "invitation", "ping", "pong", "goodbye", "introduction", "parties", "blobs", "reach"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["offer", "sync", "leave", "want", "have", "blob", "invitation", "ping", "pong", "goodbye", "introduction", "parties", "blobs", "reach", "seek"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -159,6 +163,32 @@ class MeshParties(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MeshParties: _TypeAlias = MeshParties  # noqa: Y015
+
+@_typing.final
+class MeshSeek(_message.Message):
+    """Does the other side know an identity? Random bytes for who does not. With a proof it is the question, without it the answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TAG_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
+    tag: _builtins.bytes
+    """32 bytes: of the identity on this connection, one for the question and one for "yes" """
+    proof: _builtins.bytes
+    """by the identity key over the connection"""
+    def __init__(
+        self,
+        *,
+        tag: _builtins.bytes = ...,
+        proof: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["proof", b"proof", "tag", b"tag"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeshSeek: _TypeAlias = MeshSeek  # noqa: Y015
 
 @_typing.final
 class MeshReach(_message.Message):
