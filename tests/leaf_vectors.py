@@ -25,7 +25,7 @@ from echostore.kernel.coherence.events import (
     Want,
 )
 from echostore.kernel.coherence.leaf import Leaf
-from echostore.kernel.coherence.messages import IndexValue, Spec, SystemId, Update
+from echostore.kernel.coherence.messages import IndexValue, Invalidate, PublishOp, Spec, SystemId, Update
 from echostore.kernel.coherence.root import Root
 from echostore.kernel.coherence.updates import frames_of
 from echostore.kernel.ids import FeedId, ItemId, PartyKey, item_id
@@ -40,11 +40,12 @@ from echostore.kernel.values import BlobRef, Reference
 from echostore.thin import operations
 from echostore.thin.overlay import Overlay, nearest
 from echostore.thin.queries import _order
-from echostore.wire.coherence import LinkFrame, encode_frame
+from echostore.wire.coherence import UPDATE_ITEMS_MAX, LinkFrame, encode_frame
+from echostore.wire.coherence_parts import parts_of
 from echostore.wire.index_spec import IndexCodec, IndexItem, IndexQuery, index_spec, index_value
 from echostore.wire.leaf_operations import TextEdit, arc_item, operation_delta
 from echostore.wire.values import value_bytes
-from test_coherence_wire import MESSAGES
+from test_coherence_wire import CLOCK, MESSAGES, OP
 
 PARTY = PartyKey(b"\x07" * 32)
 FEED = FeedId(b"\x09" * 8)
@@ -98,6 +99,7 @@ def vectors() -> dict[str, Any]:
         "frames": [_frame(message) for message in MESSAGES],
         "bent": _bent(2000),
         "malformed": ["", "ff", "0900000000000000", "090000000000000001", "09" + "00" * 8 + "6a05", "7a"],
+        "unbelievable": [encode_frame(LinkFrame(7, each)).hex() for each in UNBELIEVABLE],
         "values": [{"bytes": value_bytes(each).hex()} for each in VALUES],
         "specs": _specs(),
         "patches": _patches(),
@@ -106,6 +108,14 @@ def vectors() -> dict[str, Any]:
         "views": _views(),
         "story": _story(),
     }
+
+
+UNBELIEVABLE = [
+    Update(CLOCK, 1, 1, (), (Invalidate(Spec(b"x")),)),
+    Update(CLOCK, 1, 2, (), (Invalidate(Spec(b"x")),) * (UPDATE_ITEMS_MAX + 1)),
+    Update(CLOCK, 1, 2, (), (PublishOp(OP, b"item", b"delta"),)),
+]
+"""Updates in one frame that no honest system sends downwards, to a leaf at tick 1."""
 
 
 def _frame(message: Any) -> dict[str, str]:
@@ -417,5 +427,8 @@ class _Story:
 
 
 def _frames(send: Send) -> list[bytes]:
-    messages: Iterable[Any] = frames_of(send.message) if isinstance(send.message, Update) else [send.message]
+    """Every other update from above in parts: a leaf reads both."""
+    message = send.message
+    cut = isinstance(message, Update) and not message.clock.gen and message.tick % 2
+    messages = frames_of(message) if isinstance(message, Update) and cut else parts_of(message)
     return [encode_frame(LinkFrame(send.generation, each)) for each in messages]

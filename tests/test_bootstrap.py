@@ -7,14 +7,16 @@ import pytest
 
 import echostore
 from cli_process import Cli
-from echostore.kernel.errors import Compacted, NotFound
+from echostore.kernel.errors import Compacted, Corrupt, NotFound
 from echostore.kernel.ids import Cid, ItemId, item_text
+from echostore.mesh.blob_exchange import Follow
 from echostore.peer.base_following import newest_final, open_epoch
 from echostore.peer.base_standing import install
-from echostore.peer.bootstrap import EarlyReader, believable
+from echostore.peer.bootstrap import EarlyReader, believable, bootstrap
 from echostore.peer.epoch_gc import plan_gc, run_gc
 from echostore.peer.epochs import Epochs
 from echostore.peer.party import Party
+from echostore.wire import tree, tree_nodes
 from echostore.wire.cids import RAW, cid_codec
 from network_peers import address, converged, invited, peers
 from test_stale_messages import control_from
@@ -98,6 +100,41 @@ def test_a_newcomer_on_an_epoch_and_its_tail_has_the_same_state(tmp_path: Path) 
         assert theirs.query(type="task").where(n=77).count() == 1
     with open_quiet(tmp_path / "bob") as bob:
         assert bob.party(bob.parties()[0].key).snapshot().cid == cid
+
+
+def test_a_page_that_breaks_the_rules_is_found_before_anything_stands_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes are what its CID names and its parent promised; only its items are out of order."""
+    with open_quiet(tmp_path / "ann") as ann, open_quiet(tmp_path / "bob") as bob:
+        party = ann.create_party("Trip")
+        fill(party, 200)
+        theirs = bob.enter(party.members.admit(bob.request_join(party.key)))
+        with monkeypatch.context() as lying:
+            lying.setattr(tree, "page_bytes", lambda items, large: tree_nodes.page_bytes(list(items)[::-1], large))
+            Epochs(party).create()
+        for tip in party.sync_port.feeds():
+            if tip.kind == "control" and tip.tip.length:
+                payloads, head = party.sync_port.read(tip.feed, 0, 100, 1 << 20, tip.tip.link)
+                theirs.sync_port.ingest(tip.feed, tip.kind, 0, payloads, head)
+        epoch = believable(theirs.runtime)
+        assert epoch is not None
+        fetched: list[Cid] = []
+
+        def fetch(cids: list[Cid], follow: Follow | None = None) -> None:
+            waiting = list(cids)
+            while waiting:
+                cid = waiting.pop()
+                data = party.runtime.blobs.get(cid)
+                theirs.runtime.blobs.put_many({cid: data})
+                fetched.append(cid)
+                waiting += follow(cid, data) if follow is not None else ()
+
+        with pytest.raises(Corrupt, match="out of order"):
+            bootstrap(theirs, epoch, fetch)
+        assert len(fetched) > 5, "the pages came"
+        assert theirs.runtime.processor.base is None
+        assert all(held.base == 0 for held in theirs.runtime.feeds.feeds())
 
 
 # truncation

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import echostore
+from echostore.kernel import snapshot as shape
 from echostore.kernel.errors import Corrupt
 from echostore.kernel.ids import Cid, ItemId, item_text
 from echostore.kernel.party.credentials import EpochGenesis
@@ -138,7 +139,10 @@ def test_every_peer_recomputes_stores_and_attests_and_the_epoch_becomes_final(ci
         assert cid_text(accepted.snapshot) == made.cid
 
 
-def test_a_peer_that_is_ahead_folds_back_to_the_epoch_and_only_what_came_since_the_last_one(circle: Circle) -> None:
+def test_a_peer_that_is_ahead_folds_back_to_the_epoch_and_only_what_came_since_the_last_one(
+    circle: Circle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shape, "PAGE_ITEMS_MAX", 4)
     items = [circle.party("a").create("property-set", type="task", n=number) for number in range(200)]
     text = circle.party("a").create("text")
     text.insert(0, "hello")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import echostore
+from echostore.kernel import snapshot as shape
 from echostore.kernel.errors import Corrupt, EchoError, Refused, UsageError
 from echostore.kernel.ids import Cid
 from echostore.peer.party import Party
@@ -104,17 +105,19 @@ def test_open_edits_are_in_the_snapshot(circle: Circle) -> None:
 
 
 def test_one_percent_changed_moves_few_bytes(circle: Circle) -> None:
+    """Of items of 1 KiB; of tiny ones a page has a hundred, and most pages have one that changed."""
     party = circle.party("ann")
-    items = many(party, 10_000)
+    with party.batch():
+        items = [party.create("property-set", text="x" * 1000) for _ in range(2_000)]
     first = party.snapshot()
     chance = random.Random(1)
     with party.batch():
-        for item in chance.sample(items, 100):
-            item["n"] = -1
+        for item in chance.sample(items, 20):
+            item["text"] = "y" * 1000
     second = party.snapshot()
     assert second.cid != first.cid
-    assert first.new_bytes > 10_000 * 16, "at least every item's id"
-    assert second.new_bytes > 100 * 16
+    assert first.new_bytes > 2_000 * 1000, "at least every item's text"
+    assert second.new_bytes > 20 * 1000
     assert second.new_bytes <= 0.15 * first.new_bytes
 
 
@@ -239,6 +242,7 @@ def test_a_tampered_file_is_refused_and_leaves_no_party_or_gives_the_same_one(
 def test_the_next_snapshot_reads_the_page_that_changed_and_the_nodes_above_it(
     circle: Circle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(shape, "PAGE_ITEMS_MAX", 12)
     party = circle.party("ann")
     items = many(party, 600)
     party.snapshot()

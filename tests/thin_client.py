@@ -30,8 +30,7 @@ from echostore.kernel.coherence.events import (
     Want,
 )
 from echostore.kernel.coherence.leaf import Leaf
-from echostore.kernel.coherence.messages import Acquire, Message, Spec, Update
-from echostore.kernel.coherence.updates import frames_of
+from echostore.kernel.coherence.messages import Acquire, Message, Spec
 from echostore.kernel.ids import FeedId, ItemId, PartyKey
 from echostore.kernel.items.operations import GENESIS, ItemOperation
 from echostore.kernel.items.record import Genesis
@@ -39,12 +38,13 @@ from echostore.kernel.models.property_set import Set
 from echostore.kernel.query.spec import QuerySpec
 from echostore.wire.capabilities import capability_from_text, proof_statement
 from echostore.wire.coherence import FRAME_BYTES_MAX, LinkFrame, decode_frame, encode_frame
+from echostore.wire.coherence_parts import parts_of
 from echostore.wire.index_spec import IndexCodec, IndexItem, IndexQuery, index_items, index_spec
 from echostore.wire.leaf_operations import arc_item, operation_delta
 from echostore.wire.signing import SigningKey
 
 HOME = LinkId("home")
-SUBPROTOCOL = Subprotocol("echostore-coherence-1")
+SUBPROTOCOL = Subprotocol("echostore-coherence-2")
 PATIENCE_S = 60.0
 
 
@@ -146,7 +146,7 @@ class ThinClient:
         if self.connection is None:
             return
         link = int(self.ok["generation"]) if generation is None else generation
-        for part in frames_of(message) if isinstance(message, Update) else [message]:
+        for part in parts_of(message):
             self.sent.append(part)
             with suppress(ConnectionClosed):  # it may be closed between two frames: `read` tells why
                 self.connection.send(encode_frame(LinkFrame(link, part)))

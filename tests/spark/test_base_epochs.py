@@ -11,24 +11,17 @@ import pytest
 from echostore.kernel.errors import Corrupt
 from echostore.kernel.ids import POSITION_BITS, FeedKey, feed_id, item_text
 from echostore.kernel.reasons import Reason
-from echostore.peer.anchors import Anchor
 from echostore.pipeline.counting import MOVED
 from echostore.pipeline.lake.bases import has_base
 from echostore.pipeline.lake.layout import BASES_FOLDER
-from echostore.pipeline.lake.publish import Published, publish
 from echostore.pipeline.output.epochs import latest
-from echostore.pipeline.output.results import PartyResult
-from echostore.pipeline.output.views import open_views
-from echostore.pipeline.run import At, RunRequest, run_pipeline
 from echostore.pipeline.stages.standing import STANDING, Bases, above_bases, check_reached
 from echostore.wire.cids import cid_text
 from echostore.wire.tree import verify_tree
-from echostore.wire.tree_nodes import TreeTop
 from peer_builder import Circle
+from spark.circle_lake import NAMES, Told
 from spark.stream_jobs import Steps, held_states
 from test_discarding import discarded, seen_by_all, stories
-
-NAMES = ("ann", "bob", "cat")
 
 
 @pytest.fixture(autouse=True)
@@ -40,51 +33,6 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def circle(tmp_path: Path) -> Iterator[Circle]:
     with Circle(tmp_path / "homes", *NAMES) as made:
         yield made
-
-
-class Told:
-    """A circle, the lake that it publishes to, and what Spark says of it."""
-
-    def __init__(self, spark: Any, circle: Circle, folder: Path) -> None:
-        self._spark, self._circle, self._folder = spark, circle, folder
-
-    @property
-    def lake(self) -> Path:
-        return self._folder / "lake"
-
-    def publish(self, name: str = "ann") -> Published:
-        for each in NAMES:
-            self._circle.party(each).flush()
-        return publish(self._folder / "homes" / name, self.lake)
-
-    def build(self, out: str = "out") -> PartyResult:
-        done = run_pipeline(self._spark, RunRequest(lake=self.lake, out=self._folder / out))
-        (found,) = done.results()
-        return found
-
-    def agreed(self, out: str = "out") -> PartyResult:
-        """Published, built, and the same as the peer says."""
-        self.publish()
-        found = self.build(out)
-        self.compare(found)
-        return found
-
-    def compare(self, found: PartyResult) -> None:
-        mine = self._circle.party("ann").snapshot()
-        assert (found.state, found.cid, found.items) == ("built", mine.cid, mine.item_count), found.detail
-
-    def build_at(self, text: str) -> PartyResult:
-        anchor = Anchor.parse(text)
-        data, control = (
-            {feed: at.seq + 1 for feed, at in each.entries.items()} for each in (anchor.data, anchor.control)
-        )
-        at = At(party=anchor.party, data=data, control=control, text=text)
-        done = run_pipeline(self._spark, RunRequest(lake=self.lake, out=self._folder / "at", at=at))
-        (found,) = done.results()
-        return found
-
-    def rows(self, table: str, out: str = "out") -> list[Any]:
-        return open_views(self._spark, self._folder / out)[table].collect()  # type: ignore[no-any-return]  # Spark has no types
 
 
 @pytest.fixture
@@ -108,7 +56,7 @@ def test_a_party_that_discarded_has_the_cid_of_its_peers(circle: Circle, told: T
     assert base.record(gone.id) is None
     assert base.record(rescued.id) is not None
     assert told.publish().bases == 1
-    assert has_base(told.lake, base.name.genesis)
+    assert has_base(told.lake, ann.key, base.name.genesis)
     found = told.agreed()
     shown = {row["item"] for row in told.rows("items")}
     assert {item_text(each.id) for each in (kept, rescued, posts, long)} <= shown
@@ -126,7 +74,7 @@ def test_a_party_that_discarded_has_the_cid_of_its_peers(circle: Circle, told: T
     ready = latest(tmp_path / "out", ann.key)
     assert ready is not None
     assert cid_text(ready.cid) == later.cid
-    assert verify_tree(TreeTop(ready.root.index_root, ready.root.item_count), dict(ready.blobs()).get).ok
+    assert verify_tree(ready.root.index_root, ready.root.item_count, dict(ready.blobs()).get).ok
 
 
 def test_what_comes_late_is_folded_from_the_epoch(circle: Circle, told: Told) -> None:
@@ -188,7 +136,7 @@ def test_without_the_snapshot_nothing_is_claimed_until_somebody_publishes_it(cir
     seen_by_all(circle)
     discarded(circle, *NAMES)
     told.publish()
-    (file,) = (told.lake / BASES_FOLDER).iterdir()
+    (file,) = (told.lake / BASES_FOLDER).rglob("*.parquet")
     whole = file.read_bytes()
     file.unlink()
     found = told.build()
@@ -243,6 +191,8 @@ def standing(lengths: dict[bytes, int]) -> Bases:
         "base_name": b"",
         "base_feeds": b"".join(lengths),
         "base_lengths": np.array(list(lengths.values()), np.int64).tobytes(),
+        "base_links": b"".join(bytes(32) for _ in lengths),
+        "base_depths": np.array(list(lengths.values()), np.int64).tobytes(),
     }
     return Bases("lake", pa.Table.from_pylist([row], STANDING))
 

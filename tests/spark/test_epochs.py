@@ -19,7 +19,6 @@ from echostore.pipeline.output.table_schemas import PARTIES
 from echostore.pipeline.schemas import BLOBS
 from echostore.wire.cids import cid_text, matches
 from echostore.wire.tree import verify_tree
-from echostore.wire.tree_nodes import TreeTop
 
 
 @pytest.fixture
@@ -72,7 +71,7 @@ def test_everything_below_the_root_comes_out_once(party: Any, tmp_path: Path) ->
     assert all(matches(cid, data) for cid, data in blobs)
     assert blobs[-1] == (ready.cid, ready.root_bytes)
     stored = dict(blobs)
-    assert verify_tree(TreeTop(ready.root.index_root, ready.root.item_count), stored.get).ok
+    assert verify_tree(ready.root.index_root, ready.root.item_count, stored.get).ok
 
 
 def test_blobs_of_several_commits_are_found(party: Any, tmp_path: Path) -> None:
@@ -85,7 +84,7 @@ def test_blobs_of_several_commits_are_found(party: Any, tmp_path: Path) -> None:
     assert (ready.commit, ready.epoch) == (2, 2)
     assert {cid for cid, _ in ready.blobs()} & first, "unchanged pages stay in the first pack"
     assert cid_text(ready.cid) == party.snapshot().cid
-    assert verify_tree(TreeTop(ready.root.index_root, ready.root.item_count), dict(ready.blobs()).get).ok
+    assert verify_tree(ready.root.index_root, ready.root.item_count, dict(ready.blobs()).get).ok
 
 
 def test_the_claim_says_what_the_root_says(party: Any, tmp_path: Path) -> None:

@@ -31,7 +31,6 @@ from echostore.pipeline.run import At, RunRequest, RunResult, chosen_tables, run
 from echostore.testing.lake_answers import PartyAnswer, lake_answers
 from echostore.wire.cids import cid_text
 from echostore.wire.tree import verify_tree
-from echostore.wire.tree_nodes import TreeTop
 from spark.party_stories import Stories, Told
 from spark.worker_paths import with_test_modules
 
@@ -155,7 +154,7 @@ def test_a_peer_can_take_the_snapshot_over(story: Story) -> None:
             continue
         assert ready is not None
         assert cid_text(ready.cid) == told.cid
-        assert verify_tree(TreeTop(ready.root.index_root, ready.root.item_count), dict(ready.blobs()).get).ok
+        assert verify_tree(ready.root.index_root, ready.root.item_count, dict(ready.blobs()).get).ok
         assert ready.control_timeframe
 
 

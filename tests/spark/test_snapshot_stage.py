@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from echostore.kernel.ids import Cid, ItemId, item_text
-from echostore.kernel.snapshot import item_key
+from echostore.kernel.snapshot import entry_bytes, is_page, item_key
 from echostore.pipeline.lake.publish import publish
 from echostore.pipeline.schemas import ITEM_STATES, MOVES, TREE_NODES
 from echostore.pipeline.stages.asking import close_edges, close_lacking
@@ -47,19 +47,22 @@ def _tops(items: dict[ItemId, EncodedItem], depth: int, before: dict[str, Any], 
     tops: dict[str, Any] = {}
     for bucket in spread("", depth):
         mine = {item: data for item, data in items.items() if item_key(item).startswith(bucket)}
-        if len(mine) <= 12:
+        size = sum(entry_bytes(len(data)) for data in mine.values())
+        if is_page(depth, len(mine), size):
             pairs = sorted(mine.items())
-            tops[bucket] = {"count": len(mine), "entries": packed(rows_table(pairs, ENTRIES)) if mine else None, "cid": None, "nodes": None}  # fmt: skip
+            tops[bucket] = {"count": len(mine), "size": size, "entries": packed(rows_table(pairs, ENTRIES)) if mine else None, "cid": None, "nodes": None}  # fmt: skip
             continue
         known = before.get(bucket, {}).get("nodes")
         changed = [item for item in (dirty if known else set(mine)) if item_key(item).startswith(bucket)]
         top, nodes = subtree(bucket, known, changed, _states(mine), blobs.__setitem__)
-        kept = [(b"", path, node.cid, node.count) for path, node in sorted(nodes.nodes.items())]
-        tops[bucket] = {"count": top.count, "cid": top.cid, "entries": None, "nodes": packed(rows_table(kept, TREE_NODES))}  # fmt: skip
+        kept = [(b"", path, node.cid, node.count, node.size) for path, node in sorted(nodes.nodes.items())]
+        tops[bucket] = {"count": top.count, "size": top.size, "cid": top.cid, "entries": None, "nodes": packed(rows_table(kept, TREE_NODES))}  # fmt: skip
     return tops
 
 
-@pytest.mark.parametrize(("count", "depth"), [(0, 0), (5, 1), (12, 2), (13, 1), (40, 2), (200, 1), (900, 2), (900, 0)])
+@pytest.mark.parametrize(
+    ("count", "depth"), [(0, 0), (5, 1), (12, 2), (130, 1), (500, 2), (3000, 1), (6000, 2), (900, 0)]
+)
 def test_buckets_joined_are_the_tree_of_all_items(count: int, depth: int) -> None:
     """At once, after changes and after removals; and no blob is put that the tree does not name."""
     chance = random.Random(count)
@@ -90,13 +93,15 @@ def test_buckets_joined_are_the_tree_of_all_items(count: int, depth: int) -> Non
 @pytest.mark.parametrize("share", [0.02, 0.9])
 def test_only_blobs_that_were_not_there_are_put(share: float) -> None:
     """Whether a few items changed, and the nodes above them are renewed, or so many that all are grown anew."""
-    items = dict(_item(number) for number in range(400))
+    items = dict(_item(number) for number in range(4000))
     first: dict[Cid, bytes] = {}
     top, nodes = subtree("", None, [], _states(items), first.__setitem__)
     assert top == build(items.items(), {}.__setitem__)
-    before = packed(rows_table([(b"", path, node.cid, node.count) for path, node in nodes.nodes.items()], TREE_NODES))
+    before = packed(
+        rows_table([(b"", path, node.cid, node.count, node.size) for path, node in nodes.nodes.items()], TREE_NODES)
+    )
     again: dict[Cid, bytes] = {}
-    changed = list(items)[: int(400 * share)]
+    changed = list(items)[: int(4000 * share)]
     items |= {item: EncodedItem(items[item][:-1] + b"\x63") for item in changed}
     wanted: dict[Cid, bytes] = {}
     renewed, _ = subtree("", before, changed, _states(items), again.__setitem__)

@@ -103,8 +103,8 @@ class _Bench:
     def mixed(self) -> Measure:
         from echostore.bench.model_folds import bare_folds_s
 
-        # Texts and lists cost many times what properties do, to make and to fold.
-        messages = self.messages if self.messages >= LARGE else self.messages // 3
+        # Texts and lists cost many times what properties do, to make and to fold; an item has as many messages as ever.
+        messages = self.messages // (5 if self.messages >= LARGE else 3)
         lake = self._lake("mixed", messages, mix=MIX)
         self.narrate("pipeline: bare folds of mixed models")
         floor = bare_folds_s(lake)

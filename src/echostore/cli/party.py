@@ -280,6 +280,8 @@ def feed_fields(feed: Any) -> dict[str, Any]:
         "waits_for": feed.waits_for or None,
         "ended": feed.ended or None,
         "excluded": feed.excluded or None,
+        "over_quota": feed.over_quota,
+        "slowed": feed.slowed,
         "others": [
             {"device": other.device.hex(), "held": other.held, "processed": other.processed} for other in feed.others
         ],

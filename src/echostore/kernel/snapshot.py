@@ -2,43 +2,47 @@
 
     key of an item   SHA-256(item id), written as 64 nibbles
     path             the first nibbles of a key, as hex text: "" is the top, "3f" lies two levels down
-    node at a path   covers the items whose key starts with it: a page when they are few, else 16 branches
+    node at a path   covers the items whose key starts with it: a page when they fit one, else branches
+    branch           a nibble, or an aligned run of 2, 4 or 8 nibbles whose items fit one page together
 
-            ""  25 items              The rule looks at the items alone, never at how they came: equal sets of items
-           /  |   \\                   give equal trees, and a change rewrites only the nodes above the changed items.
-         "0" "3"  "f"
-          9   14    2                 Item ids name their creator and count up; hashing spreads them over the branches.
-             /  \\
-          "31"  "3c"
+               ""  420 items               The rule looks at the items alone, never at how they came: equal sets of
+          /    |    \\     \\                items give equal trees, and a change rewrites only the nodes above it.
+        0-7    8    9    a-b  c-f
+        110   130   20   60   100          Item ids name their creator and count up; hashing spreads them.
+             /   \\
+          80-87  88-8f
 
+Runs are there so that pages are well filled: cut by nibbles alone they would hold a sixteenth of a page just after a split.
 Every number here is part of the format: with another one, equal states have other CIDs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final, NamedTuple, NewType
 
-from echostore.kernel.ids import Cid, FeedKey, ItemId, Link, PartyKey
+from echostore.kernel.ids import ITEM_ID_BYTES, Cid, FeedKey, ItemId, Link, PartyKey
 
 ItemKey = NewType("ItemKey", str)
 """SHA-256 of an item id as 64 hex digits. Text, because paths are prefixes of it and hex sorts like the bytes do."""
 
 Path = str
-"""Hex digits; a prefix of the keys of all items below the node."""
+"""Hex digits; a prefix of the keys of all items below the node. The last place may be the label of a run."""
 
 NIBBLES: Final = "0123456789abcdef"
 KEY_NIBBLES: Final = 64
+CID_BYTES: Final = 36
 
-ENCODING_VERSION: Final = 1
+ENCODING_VERSION: Final = 2
 """Of everything under a state root. It changes whenever equal states get other bytes."""
 
-PAGE_ITEMS_MAX: Final = 12
+PAGE_BYTES_MAX: Final = 8192
+PAGE_ITEMS_MAX: Final = 128
 """Measured (docs/internals/snapshots.md). A small page costs little when one of its items changes, a large one needs
-fewer index nodes. With 12, a change of 1 % of the items makes 5 to 9 % new bytes, whatever the number of items."""
+fewer blobs and index nodes: what a newcomer fetches costs by the blob. Pages come out between half full and full."""
 
 PATH_NIBBLES_MAX: Final = 16
-"""At this depth everything is a page, whatever its size. Nobody finds 13 ids that share 64 bits of SHA-256, so it
+"""At this depth everything is a page, whatever its size. Nobody finds many ids that share 60 bits of SHA-256, so it
 never happens; a reader may refuse what lies deeper, and a hostile tree can't lead it on without end."""
 
 INLINE_STATE_BYTES_MAX: Final = 2048
@@ -54,10 +58,19 @@ CHUNK_BYTES: Final = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class TreeTop:
-    """The node at the top of a tree or of a subtree: its CID, and how many items are below."""
+    """The node at the top of a tree or of a subtree: its CID, how many items are below, and their bytes in pages."""
 
     cid: Cid
     count: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """How many items, and how many bytes they take in one page."""
+
+    count: int
+    size: int
 
 
 class TimeframeEntry(NamedTuple):
@@ -95,14 +108,91 @@ def item_key(item: ItemId) -> ItemKey:
     return ItemKey(sha256(item).hexdigest())
 
 
-def is_page(depth: int, count: int) -> bool:
-    """Whether a node with `count` items at `depth` is a page. The one rule that gives the tree its shape."""
-    return count <= PAGE_ITEMS_MAX or depth >= PATH_NIBBLES_MAX
+def entry_bytes(encoded: int) -> int:
+    """What an item of so many encoded bytes takes in its page: tag, length, and itself or the names of its chunks."""
+    if encoded > INLINE_ITEM_BYTES_MAX:
+        encoded = 2 + ITEM_ID_BYTES + (2 + CID_BYTES) * -(-encoded // CHUNK_BYTES)
+    return 1 + (1 if encoded < 1 << 7 else 2 if encoded < 1 << 14 else 3) + encoded
+
+
+def is_page(depth: int, count: int, size: int) -> bool:
+    """Whether items are a page at `depth`, or one branch: the rule that gives the tree its shape.
+
+    One item is never split, whatever its size. What fits, fits with fewer items too.
+    """
+    return count <= 1 or depth >= PATH_NIBBLES_MAX or (count <= PAGE_ITEMS_MAX and size <= PAGE_BYTES_MAX)
+
+
+# The runs as a binary tree over the 16 nibbles. A run has one letter, so that a path has one letter for each level.
+_HALVES: Final[dict[str, str]] = dict(
+    zip(
+        ("", *"ghijklmnopqrst"),
+        ("gh", "ij", "kl", "mn", "op", "qr", "st", "01", "23", "45", "67", "89", "ab", "cd", "ef"),
+        strict=True,
+    )
+)
+LABELS: Final = NIBBLES + "ghijklmnopqrst"
+"""Every name that a branch may have: a nibble; g and h 8 nibbles, i to l 4, m to t 2."""
+BELOW_END: Final = "~"
+"""Sorts after every label: `path + BELOW_END` ends what lies below a path."""
+
+
+_UPWARD: Final = [(run, _HALVES[run][0], _HALVES[run][1]) for run in "tsrqponmlkjihg"]
+"""Every run with its halves, after those that it is made of."""
+
+
+def _within(label: str) -> tuple[str, ...]:
+    below = tuple(each for half in _HALVES.get(label, "") for each in _within(half))
+    return (label, *below) if label else below
+
+
+_WITHIN: Final = {label: _within(label) for label in ("", *LABELS)}
+SPANS: Final = {label: [each for each in _WITHIN[label] if each in NIBBLES] for label in LABELS}
+"""The nibbles of each label, ascending."""
+
+
+def is_run(path: Path) -> bool:
+    """Whether the node at `path` covers several nibbles: then it is a page."""
+    return path[-1:] > "f"
+
+
+def within(label: str) -> tuple[str, ...]:
+    """A label and those of its parts, in the order of their nibbles where they do not overlap."""
+    return _WITHIN[label]
+
+
+def branch_labels(depth: int, weights: Mapping[str, Weight]) -> list[str]:
+    """How the items of an index node at `depth` are divided: the widest runs that fit a page, else nibbles.
+
+    `weights` has the items by nibble, or by runs that fit a page; nothing for where there are none.
+    """
+    counts = dict.fromkeys(LABELS, 0)
+    sizes = dict.fromkeys(LABELS, 0)
+    for label, weight in weights.items():
+        counts[label], sizes[label] = weight.count, weight.size
+    for run, first, second in _UPWARD:
+        counts[run] += counts[first] + counts[second]
+        sizes[run] += sizes[first] + sizes[second]
+    found: list[str] = []
+    waiting = ["h", "g"]
+    while waiting:
+        label = waiting.pop()
+        if not counts[label]:
+            continue
+        if label in NIBBLES or is_page(depth + 1, counts[label], sizes[label]):
+            found.append(label)
+        else:
+            waiting += reversed(_HALVES[label])
+    return found
 
 
 def key_bounds(path: Path) -> tuple[ItemKey, ItemKey]:
     """The first and the last key below `path`, both inclusive: what an ordered store asks for to list a node's items."""
-    return ItemKey(path.ljust(KEY_NIBBLES, "0")), ItemKey(path.ljust(KEY_NIBBLES, "f"))
+    first = last = path
+    if is_run(path):
+        span = SPANS[path[-1]]
+        first, last = path[:-1] + span[0], path[:-1] + span[-1]
+    return ItemKey(first.ljust(KEY_NIBBLES, "0")), ItemKey(last.ljust(KEY_NIBBLES, "f"))
 
 
 def chunks(data: bytes) -> Iterator[bytes]:

@@ -36,7 +36,7 @@ def install_items(
     nodes = NodeChanges(items)
     batch, encoded = _blank(), list[tuple[ItemId, bytes]]()
     for path, cid, node in base.reader.nodes():
-        nodes.keep(path, TreeTop(cid, node.count))
+        nodes.keep(path, TreeTop(cid, node.count, node.size))
         if not isinstance(node, Page):
             continue
         for entry, state in base.reader.page_items(node, path):

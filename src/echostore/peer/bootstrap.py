@@ -29,6 +29,7 @@ from echostore.kernel.party.epoch_chain import Epoch, enough_to_join
 from echostore.kernel.snapshot import TreeTop
 from echostore.mesh.blob_exchange import Follow, Unavailable
 from echostore.peer.base_standing import covers, install
+from echostore.peer.control_standing import fold_whole
 from echostore.peer.opening import WAITS_FOR_EPOCH
 from echostore.wire.base_epoch import FETCHING_KEY, BaseEpoch, BaseName
 from echostore.wire.cids import RAW, cid_of
@@ -36,7 +37,7 @@ from echostore.wire.epochs import cut_pages
 from echostore.wire.generated import snapshot_pb2 as pb
 from echostore.wire.items import move_chunks
 from echostore.wire.snapshot import read_state_root
-from echostore.wire.tree_nodes import IndexNode, MalformedNode, Page, large_item_cids, page_count, parse_node
+from echostore.wire.tree_nodes import IndexNode, MalformedNode, Page, large_item_cids, parse_node
 
 if TYPE_CHECKING:
     from echostore.peer.network import Network
@@ -121,7 +122,7 @@ def fetch_tree(
 ) -> None:
     """The item tree from its top; a node that can't stand where it does is Corrupt. Large states may come later."""
     root = read_state_root(blobs.get(name.snapshot))
-    walk = _TreeWalk(TreeTop(root.index_root, root.item_count), progress, chunks_too=chunks_too)
+    walk = _TreeWalk(root.index_root, root.item_count, progress, chunks_too=chunks_too)
     fetch([root.index_root], walk.below)
     for start in range(0, len(walk.large), _LARGE_ITEMS):
         some = walk.large[start : start + _LARGE_ITEMS]
@@ -131,11 +132,15 @@ def fetch_tree(
 
 
 class _TreeWalk:
-    """What each node of an item tree leads to, while its siblings are still on their way."""
+    """What each node of an item tree leads to, while its siblings are still on their way.
 
-    def __init__(self, top: TreeTop, progress: Progress, *, chunks_too: bool) -> None:
-        self._expected: dict[Cid, tuple[str, TreeTop]] = {top.cid: ("", top)}
-        self._total, self._progress, self._chunks_too = top.count, progress, chunks_too
+    Of pages nothing is read but the names of chunks: whether they stand where they belong is asked once, by who reads
+    their items. So a download costs by the blob, not by the item.
+    """
+
+    def __init__(self, top: Cid, count: int, progress: Progress, *, chunks_too: bool) -> None:
+        self._expected: dict[Cid, tuple[str, TreeTop | None]] = {top: ("", None)}
+        self._total, self._progress, self._chunks_too = count, progress, chunks_too
         self._done = 0
         self.large: list[list[Cid]] = []
         """The chunks of items that are too large for their page: what such an item leads to is known once it is here."""
@@ -145,12 +150,12 @@ class _TreeWalk:
         if place is None:
             return []  # a chunk
         path, top = place
-        if _CHUNK_HEAD not in data and page_count(data, path) == top.count:
-            self._told(top.count)
+        if top is not None and top.size == len(data) and _CHUNK_HEAD not in data:
+            self._told(top.count)  # a page of small items: an index node is shorter than what it stands for
             return []
         node = _node(data, path, top)
         if isinstance(node, IndexNode):
-            self._expected.update((branch.cid, (path + nibble, branch)) for nibble, branch in node.branches)
+            self._expected.update((branch.cid, (path + label, branch)) for label, branch in node.branches)
             return [branch.cid for _, branch in node.branches]
         self._told(node.count)
         if not self._chunks_too:
@@ -164,12 +169,12 @@ class _TreeWalk:
         self._progress(self._done, self._total)
 
 
-def _node(data: bytes, path: str, top: TreeTop) -> Page | IndexNode:
+def _node(data: bytes, path: str, top: TreeTop | None) -> Page | IndexNode:
     try:
         node = parse_node(data, path)
     except MalformedNode as error:
         raise Corrupt(f"a node of the epoch's tree at {path!r} is malformed: {error}") from None
-    if node.count != top.count:
+    if top is not None and (node.count, node.size) != (top.count, top.size):
         raise Corrupt(f"a node of the epoch's tree at {path!r} has {node.count} items, its parent promised {top.count}")
     return node
 
@@ -199,9 +204,10 @@ def bootstrap(party: "Party", epoch: Epoch, fetch: Fetch, progress: Progress = l
     fetch_heads(blobs, name, fetch)
     fetch_tree(blobs, name, fetch, progress)
     fetching_s = time.monotonic() - started
+    base = BaseEpoch(name, blobs.get, runtime.processor.factory)
+    base.reader.check()
     with party.reading():
         runtime.feeds.set_about({FETCHING_KEY: b""})
-        base = BaseEpoch(name, blobs.get, runtime.processor.factory)
         if base.root.party != runtime.party:
             raise Corrupt(f"epoch {name.number} names the state of another party")
         return Outcome(name.number, stand_on(runtime, base), fetching_s)
@@ -243,6 +249,7 @@ def fetch_epoch(party: "Party", number: int, fetch: Fetch, progress: Progress = 
     """Get one epoch's snapshot, whole: its moment can be read then (`party.as_of(number)`)."""
     with party.reading() as runtime:
         child = runtime.party if runtime.processor.parent is not None else None
+        fold_whole(runtime.processor)
         epoch = runtime.processor.membership.machine.epoch_tally(child).accepted(number)
     if epoch is None:
         raise NotFound(f"the party has no epoch {number}", next_step="`echostore epoch list` shows its epochs.")

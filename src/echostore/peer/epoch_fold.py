@@ -20,7 +20,7 @@ from echostore.kernel.models.factory import ModelFactory
 from echostore.kernel.order import CONTROL, DATA, Delivery
 from echostore.kernel.party.admission import Admission
 from echostore.kernel.party.credentials import EpochGenesis, Role, TimeframeEntry
-from echostore.kernel.snapshot import ModelVersion, StateRoot, TreeTop, item_key
+from echostore.kernel.snapshot import ModelVersion, StateRoot, TreeTop, item_key, key_bounds
 from echostore.kernel.snapshot import TimeframeEntry as RootEntry
 from echostore.kernel.timeframe import Dependency, Position, Timeframe
 from echostore.peer.base_install import base_cursors
@@ -310,7 +310,8 @@ class _TreeOver:
     def items_under(self, path: str) -> list[tuple[ItemId, EncodedItem]]:
         found: dict[ItemId, EncodedItem] = {}
         self._collect(path, found)
-        changed = [item for key, item in self._keys if key.startswith(path)]
+        first, last = key_bounds(path)
+        changed = [item for key, item in self._keys if first <= key <= last]
         for item in changed:
             found.pop(item, None)
         found.update(_encoded(self._processor, changed, self._blobs))
@@ -322,8 +323,8 @@ class _TreeOver:
             return
         node = at[1]
         if isinstance(node, IndexNode):
-            for nibble, _ in node.branches:
-                self._collect(path + nibble, found)
+            for label, _ in node.branches:
+                self._collect(path + label, found)
             return
         for entry, state in self._reader.page_items(node, path):
             found[entry.item] = EncodedItem(
@@ -338,12 +339,12 @@ class _TreeOver:
     def _open(self, path: str) -> tuple[TreeTop, Page | IndexNode] | None:
         if not path:
             node = self._reader.open_node(self._reader.top, "")
-            return TreeTop(self._reader.top, node.count), node
+            return TreeTop(self._reader.top, node.count, node.size), node
         above = self._at(path[:-1])
         if above is None or not isinstance(above[1], IndexNode):
             return None
         top = dict(above[1].branches).get(path[-1])
-        return None if top is None else (top, self._reader.open_node(top.cid, path, top.count))
+        return None if top is None else (top, self._reader.open_node(top.cid, path, top))
 
 
 def _models(

@@ -14,6 +14,7 @@ from echostore.kernel.party.credentials import EpochDispute, EpochGenesis, Timef
 from echostore.kernel.party.epoch_chain import Epoch, Tally, follows
 from echostore.kernel.party.epoch_policy import EpochPolicy
 from echostore.kernel.snapshot import StateRoot
+from echostore.peer.control_standing import fold_whole
 from echostore.peer.epoch_agreement import JUDGED_SETTING, AcceptedEpoch, Agreement, Judged, kept_epoch, record_of
 from echostore.peer.epoch_fold import Folded, cuts_at, fold_to
 from echostore.peer.retiring import retire_silent
@@ -66,6 +67,7 @@ class Epochs:
         """The chain, by number from 1 on."""
         names = {member.identity: member.name for member in self._party.members.all()}
         with self._party.reading() as runtime:
+            fold_whole(runtime.processor)
             tally = self.tally
             identity = self._identity
             judged = self._party.peer.meta.setting(JUDGED_SETTING, {}, party=runtime.party)
@@ -89,7 +91,8 @@ class Epochs:
             return runtime.processor.membership.machine.epoch_policy
 
     def chain(self) -> list[Epoch]:
-        with self._party.reading():
+        with self._party.reading() as runtime:
+            fold_whole(runtime.processor)
             return self.tally.chain
 
     def own_chain(self) -> list[Epoch]:
@@ -154,6 +157,7 @@ class Epochs:
     def disputes(self, epoch: Epoch) -> list[dict[str, str]]:
         """Who disputes an epoch, and why."""
         with self._party.reading() as runtime:
+            fold_whole(runtime.processor)
             said = [(act.identity, act.act) for act in runtime.processor.membership.machine.disputes]
             return [
                 {"by": self.names([identity])[0], "detail": act.detail}
@@ -164,6 +168,7 @@ class Epochs:
     def sizes(self) -> dict[int, int]:
         """Bytes that each epoch added to those before it, of the epochs whose blobs are here."""
         with self._party.reading() as runtime:
+            fold_whole(runtime.processor)
             found: dict[int, int] = {}
             seen: set[Cid] = set()
             for epoch in self.tally.chain if runtime.blobs is not None else ():
@@ -195,7 +200,7 @@ class Epochs:
                 continue  # an earlier epoch has it, and all below it
             node = reader.open_node(cid, path)
             if isinstance(node, IndexNode):
-                waiting += [(path + nibble, top.cid) for nibble, top in node.branches]
+                waiting += [(path + label, top.cid) for label, top in node.branches]
                 continue
             for entry, state in reader.page_items(node, path):
                 for chunk in (*(large_item_cids(entry.data) if entry.large else ()), *map(Cid, state.state_cids)):
@@ -226,8 +231,8 @@ class Epochs:
     def create(self, *, discard_before_ms: int | None = None) -> EpochView:
         """Declare an epoch of the state as it is now.
 
-        With `discard_before_ms` it leaves out what was deleted before then, and what logs let go by then; once an epoch
-        did, later ones do too, by no earlier time.
+        With `discard_before_ms` it leaves out what was deleted before then, what logs let go by then, and the history of
+        texts and lists up to then; once an epoch did, later ones do too, by no earlier time.
         """
         with self._party.writing() as runtime:
             retire_silent(self._party)

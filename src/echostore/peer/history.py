@@ -21,6 +21,7 @@ from echostore.kernel.timeframe import Position, Timeframe
 from echostore.kernel.values import Path, Value, timestamp_us
 from echostore.peer.anchors import Anchor
 from echostore.peer.base_following import open_epoch
+from echostore.peer.control_standing import fold_whole
 from echostore.peer.processor import Delivered, PartyProcessor
 from echostore.peer.runtime import PartyRuntime
 from echostore.wire.base_epoch import BaseEpoch
@@ -158,6 +159,7 @@ def _check_time(runtime: PartyRuntime, time_ms: int) -> None:
 
 def _tally(runtime: PartyRuntime) -> Tally:
     child = runtime.party if runtime.processor.parent is not None else None
+    fold_whole(runtime.processor)
     return runtime.processor.membership.machine.epoch_tally(child)
 
 

@@ -23,6 +23,7 @@ from echostore.kernel.party.credentials import (
     RoleChange,
 )
 from echostore.kernel.party.machine import Rejection
+from echostore.peer.control_standing import fold_whole
 from echostore.peer.identity import JoinRequest, Welcome, check_title, read_chain
 from echostore.wire.credentials import device_vouched, with_adoption_proof
 from echostore.wire.generated import credential_pb2
@@ -60,11 +61,13 @@ class Members:
     def rejected(self) -> list[Rejection]:
         """Credentials that do not count, with the reasons."""
         with self._party.reading() as runtime:
+            fold_whole(runtime.processor)
             return list(runtime.processor.membership.machine.rejected)
 
     def why(self, key: bytes | str) -> list[Any]:
         """The chain of credentials about a member, device or feed, with a verdict for each."""
         with self._party.reading() as runtime:
+            fold_whole(runtime.processor)  # also what can never count is told here
             raw = self.find_key(key) if isinstance(key, str) else key
             steps = runtime.processor.membership.machine.why(raw)
             if not steps:
@@ -74,6 +77,7 @@ class Members:
     def find_key(self, text: str) -> bytes:
         """A member, group, device or feed by a unique prefix of its key in hex; a member or group by `@name`."""
         with self._party.reading() as runtime:
+            fold_whole(runtime.processor)
             machine = runtime.processor.membership.machine
             if text.startswith("@"):
                 found = {bytes(member.identity) for member in machine.members if member.name == text[1:]}

@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -418,15 +418,18 @@ class Peer:
         self._parties_changed()
         return revoked
 
-    def recover(self, phrase: str, *sources: str, timeout: float = 30.0) -> list[Party]:
+    def recover(
+        self, phrase: str, *sources: str, timeout: float = 30.0, lan: bool = False, interfaces: Sequence[str] = ()
+    ) -> list[Party]:
         """Become a device of the identity in a recovery phrase, and enter the parties that members know of.
 
-        `sources` are addresses of members, or tickets they made. This home's own identity must not be in any party.
+        `sources` are addresses of members, or tickets they made; without them and with `lan`, members are looked for on the
+        local network. This home's own identity must not be in any party.
         """
         from echostore.peer.recovery import recover
 
         self._check_writable()
-        return recover(self, arguments.text(phrase, "a phrase"), sources, timeout)
+        return recover(self, arguments.text(phrase, "a phrase"), sources, timeout, lan=lan, interfaces=interfaces)
 
     def _parties_changed(self) -> None:
         if self._network is not None:

@@ -38,6 +38,7 @@ from echostore.kernel.timeframe import Dependency, Timeframe
 from echostore.peer.anchors import Anchor
 from echostore.peer.base_standing import stand_on_stored, start_from_base, take_checkpoint
 from echostore.peer.checkpoints import load_moves, load_record
+from echostore.peer.control_standing import follow_control, heed_late
 from echostore.peer.positions import control_timeframe, data_timeframe, dependencies
 from echostore.peer.reading import BlockReader
 from echostore.peer.refolding import refold, refold_found, refold_moved
@@ -121,6 +122,8 @@ class PartyProcessor:
         self.new_rejects: list[Reject] = []
         self.advanced: set[FeedId] = set()
         """Feeds that moved since this device last wrote: what its next message must name."""
+        self.control_kept = 0
+        """How many control messages the control state in the FeedStore spares."""
         self._admission: Admission | None = None
         self._admission_changed = False
         self.limit = limit
@@ -169,12 +172,7 @@ class PartyProcessor:
             self.parent.children.append(self)
             self._mirror_control(self.parent)
             return
-        for held in self.feeds.feeds():
-            if held.kind == CONTROL and feed_id(held.key) not in self.orderer.cursors:
-                self.follow(FeedCursor(held.key, CONTROL))
-        control = [feed for feed, cursor in self.orderer.cursors.items() if cursor.kind == CONTROL]
-        for event in self.orderer.run(control):
-            self._take_control(event)
+        follow_control(self)
         self._admission = None
 
     def _mirror_control(self, parent: "PartyProcessor") -> None:
@@ -330,7 +328,7 @@ class PartyProcessor:
             control_moved = False
             for event in self.orderer.run(todo):
                 if event.cursor.kind == CONTROL:
-                    control_moved |= self._take_control(event)
+                    control_moved |= self.take_control(event)
                 elif isinstance(event, Delivery):
                     self._take_data(event)
             todo = []
@@ -366,7 +364,8 @@ class PartyProcessor:
         for heard in list(self.on_processed) if moved else ():
             heard(moved)
 
-    def _take_control(self, event: Delivery | Ended) -> bool:
+    def take_control(self, event: Delivery | Ended) -> bool:
+        """Fold one control message in; whether it was one."""
         if isinstance(event, Ended):
             return False
         self.counters.control += 1
@@ -469,7 +468,7 @@ class PartyProcessor:
 
     def take_own_control(self, cursor: FeedCursor) -> None:
         """Process control messages that this device has just appended: they are counted by the orderer already."""
-        for seq in range(len(self.membership.clocks(cursor.id)), cursor.length):
+        for seq in range(self.membership.length(cursor.id), cursor.length):
             block = self.feeds.block(cursor.key, seq)
             envelope = decode_envelope(block.payload, CONTROL)
             assert isinstance(envelope, Envelope), envelope
@@ -485,6 +484,7 @@ class PartyProcessor:
 
     def _admission_moved(self) -> None:
         """Compare what counted with what counts now; refold the items of blocks whose standing changed."""
+        heed_late(self)
         before = self._admission
         self._admission = None
         if before is not None and before.digest != self.admission.digest:

@@ -26,6 +26,7 @@ from echostore.peer.anchors import Anchor
 from echostore.peer.base_following import BaseFollower
 from echostore.peer.base_install import BASE_MARK
 from echostore.peer.checkpoints import cursor_rows, decode_values, index_key, move_rows, state_rows
+from echostore.peer.control_standing import keep_control
 from echostore.peer.model_registry import COMMUTING_MARK, commuting_mark
 from echostore.peer.pen import EDITS_MAX, OPEN_BYTES_MAX, Pen
 from echostore.peer.processor import PartyProcessor
@@ -233,7 +234,7 @@ class PartyRuntime:
         time_ms = self.now_ms() if applied_ms is None else applied_ms
         envelope, link = own.seal(time_ms=time_ms, operations=encoded, undoes=undoes)
         if applied_ms is not None:
-            self.state.stamp_edits(envelope.depth, feed, seq, operations)
+            self.state.stamp_edits(envelope.depth, feed, seq, time_ms, operations)
             self.processor.count_message(feed, seq, link, envelope, writer, operations)
         else:
             for operation in operations:
@@ -396,11 +397,11 @@ class PartyRuntime:
             self.failure = error
             raise
         self.append_notes = {}
+        for own in feeds:
+            own.appended()
         for append in appends:
             for handed in self.on_written:
                 handed(append)
-        for own in feeds:
-            own.appended()
         for append in appends:
             for told in self.on_durable:
                 told(append.feed, append.head.length)
@@ -445,6 +446,7 @@ class PartyRuntime:
         state.moves_dirty = False
         self.source.checkpointed()
         self._applied_saved = processor.counters.applied
+        keep_control(processor)
         if len(state.records) > RECORDS_MAX:
             state.records.clear()
 
@@ -511,6 +513,7 @@ class PartyRuntime:
                 if self.items is None or not self.items.damaged:  # a damaged one is made anew at the next opening
                     self.checkpoint()
                 self.flush()
+                keep_control(self.processor, closing=True)
         finally:
             self.abandon()
 

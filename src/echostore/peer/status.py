@@ -27,6 +27,10 @@ class FeedStatus:
     ended: str
     excluded: str
     others: tuple[HeldElsewhere, ...] = ()
+    over_quota: bool = False
+    """Whether more of it comes than its quota: then it is taken when nobody else waits."""
+    slowed: int = 0
+    """Blocks of it that stood behind those of others, since the start of this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,7 @@ def party_status(party: "Party") -> PartyStatus:
             processed = cursor.length if cursor else 0
             excluded = processor.admission.why_excluded(feed_id(held.key), max(0, processed - 1))
             known = max(held.length, party.known_length(held.key))
+            quota = party.peer.network.quota_of_feed(held.key) if party.peer.on_network else None
             rows.append(
                 FeedStatus(
                     key=held.key,
@@ -88,6 +93,8 @@ def party_status(party: "Party") -> PartyStatus:
                     ended=str(cursor.ended) if cursor and cursor.ended else "",
                     excluded=str(excluded) if excluded else "",
                     others=tuple(party.elsewhere(held.key)),
+                    over_quota=quota is not None and quota.over,
+                    slowed=quota.slowed if quota is not None else 0,
                 )
             )
             if held.own:

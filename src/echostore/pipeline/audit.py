@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from echostore.kernel.reasons import Reason
 from echostore.pipeline.lake import Lake
@@ -19,6 +20,7 @@ from echostore.pipeline.parties import chosen_parties
 from echostore.pipeline.stages.control import fold_control
 from echostore.pipeline.stages.frames import frame_of, mapped
 from echostore.pipeline.stages.order import order_blocks
+from echostore.pipeline.stages.standing import Bases
 
 FINDINGS_MAX = 10_000
 """Rows that are told one by one; all of them are counted."""
@@ -60,7 +62,10 @@ def audit_lake(spark: Any, path: Path, parties: Sequence[str] = ()) -> Audit:
     counts[DAMAGED_FILE] += len(findings)
     if not findings:
         control = fold_control(spark, version, wanted)
-        order = order_blocks(spark, version, control, wanted)
+        # Where the beginning was freed everywhere, the epoch that the party stands on is the ground to check from.
+        bases = Bases.of(str(path), control.rows["parties"]).only(_begun_late(runs))
+        cuts = bases.order_cuts() if bases else None
+        order = order_blocks(spark, version, control, wanted, previous=cuts, floors=bases.floors())
         try:
             for finding in _findings(control, order):
                 counts[finding["reason"]] += finding["blocks"]
@@ -79,6 +84,12 @@ def audit_lake(spark: Any, path: Path, parties: Sequence[str] = ()) -> Audit:
         findings,
         {reason: count for reason, count in sorted(counts.items()) if count},
     )
+
+
+def _begun_late(runs: pa.Table) -> set[bytes]:
+    """Parties with data feeds of which the lake lacks the first block."""
+    data = runs.filter(pc.invert(runs["control"])).group_by(["party", "feed"]).aggregate([("start", "min")])
+    return set(data.filter(pc.greater(data["start_min"], 0))["party"].to_pylist())
 
 
 def _findings(control: Any, order: Any) -> Iterator[dict[str, Any]]:

@@ -46,9 +46,9 @@ from echostore.pipeline.stages.control import TABLES as CONTROL_TABLES
 from echostore.pipeline.stages.frames import frame_of, mapped
 from echostore.pipeline.stages.order import OrderTables, order_blocks
 from echostore.pipeline.stages.reduce import TURNS, Inputs, Outcome, reduce_items
-from echostore.pipeline.stages.seeding import seed
+from echostore.pipeline.stages.seeding import StatesBefore, seed
 from echostore.pipeline.stages.snapshot import SnapshotInputs, build_snapshots
-from echostore.pipeline.stages.standing import Bases, above_bases, check_reached
+from echostore.pipeline.stages.standing import STANDING, Bases, above_bases, check_reached
 
 Files = dict[str, list[NamedFile]]
 
@@ -103,16 +103,21 @@ def build(job: Job, parties: frozenset[bytes] | None, anew: frozenset[bytes]) ->
             told.rows = len(stages.keys)
         with job.clock.stage("order") as told:
             scratch = anew | frozenset(job.limits)
-            scratch |= _rebased(job, stages, scratch)
-            known = _Known.of(job, stages.keys, scratch)
-            order = order_blocks(job.spark, job.version, stages.control, parties, job.limits, known.cuts)
+            rebased = _rebased(job, stages, scratch)
+            scratch |= (stages.bases.hashes().keys() - job.builds.keys()) | (rebased - stages.bases.hashes().keys())
+            rebased -= scratch
+            known = _Known.of(job, stages.keys, scratch | rebased)
+            # Parties that are built from scratch or rebased go on from the epoch that they stand on, if they do.
+            cuts = _with_bases(known.cuts, stages.bases.only(scratch | rebased))
+            floors = stages.bases.floors()
+            order = order_blocks(job.spark, job.version, stages.control, parties, job.limits, cuts, floors=floors)
             stages.order = _Order.of(job, order)
             told.rows = _blocks(order.plan.pieces)
             moved, lost = _compared(job, stages, known, order)
             if lost:
                 scratch |= lost
-                known = _Known.of(job, stages.keys, scratch)
-        return _fold(job, stages, known, moved, scratch & stages.keys)
+                known = _Known.of(job, stages.keys, scratch | rebased)
+        return _fold(job, stages, known, moved, scratch & stages.keys, rebased)
     finally:
         for tables in (order, control):
             if tables is not None:
@@ -198,12 +203,13 @@ class _Known:
 
 
 def _rebased(job: Job, stages: _Stages, scratch: frozenset[bytes]) -> frozenset[bytes]:
-    """Parties that stand on another epoch than at their last build: what was kept of them is of no use."""
+    """Parties that were built and stand on another epoch now: they go on from that one. Of what was kept of them only
+    item states are of use, where they are the same."""
     builds = {party: job.builds[party] for party in stages.keys - scratch if party in job.builds}
-    rows = kept.kept_rows(job.spark, job.out, job.base, "bases", kept.KEPT_BASES, builds)
-    before = {} if rows is None else {row["party"]: row["base"] for row in gathered(rows).to_pylist()}
+    rows = kept.kept_rows(job.spark, job.out, job.base, "standing", kept.KEPT_STANDING, builds)
+    before = {} if rows is None else Bases(stages.bases.lake, gathered(rows).select(STANDING.names)).hashes()
     now = stages.bases.hashes()
-    return frozenset(party for party in {*before, *now} if party in stages.keys and before.get(party) != now.get(party))
+    return frozenset(party for party in builds if before.get(party) != now.get(party))
 
 
 def _compared(job: Job, stages: _Stages, known: _Known, order: OrderTables) -> tuple[pa.Table, frozenset[bytes]]:
@@ -221,21 +227,29 @@ def _compared(job: Job, stages: _Stages, known: _Known, order: OrderTables) -> t
     return found.filter(pa.compute.invert(found["lost"])), frozenset(lost["party"].to_pylist())
 
 
-def _fold(job: Job, stages: _Stages, known: _Known, moved: pa.Table, scratch: frozenset[bytes]) -> Built:
-    """From ordered blocks to files."""
-    instead = {
-        kind: kept.forget_parties(job.spark, job.place, job.before(kind), kind, schema, scratch, job.collect)
-        for kind, schema in FORGOTTEN.items()
-    }
+def _fold(
+    job: Job,
+    stages: _Stages,
+    known: _Known,
+    moved: pa.Table,
+    scratch: frozenset[bytes],
+    rebased: frozenset[bytes],
+) -> Built:
+    """From ordered blocks to files. Of rebased parties the states stay that their epoch has as well."""
+    instead = {}
+    for kind, schema in FORGOTTEN.items():
+        gone = scratch | rebased if kind == "moves" else scratch
+        instead[kind] = kept.forget_parties(job.spark, job.place, job.before(kind), kind, schema, gone, job.collect)
     moved = moved.filter(pa.array([party not in scratch for party in moved["party"].to_pylist()], pa.bool_()))
     moved = above_bases(moved, stages.bases)
     ordered = stages.order
-    seeded = stages.bases.only(scratch)
+    seeded = stages.bases.only(scratch | rebased)
     seeds: Files = {}
     if seeded:
         cuts = _of_parties(_data(ordered.cuts, ["party", "feed", "length"]), frozenset(seeded.hashes()))
         check_reached(seeded, gathered(cuts))
-        seeds = seed(job.spark, seeded, job.place, job.turn, job.collect)
+        before = StatesBefore(str(job.out), rebased, instead["state_index"], instead["tops"]) if rebased else None
+        seeds = seed(job.spark, seeded, job.place, job.turn, job.collect, before)
         instead = {kind: (*named, *seeds.get(kind, ())) for kind, named in instead.items()}
     inputs = Inputs(
         spark=job.spark,
@@ -254,6 +268,7 @@ def _fold(job: Job, stages: _Stages, known: _Known, moved: pa.Table, scratch: fr
         lacking_before=lacking(job.spark, known.rejects),
         moved=frame_of(job.spark, moved.drop_columns(["lost"])) if len(moved) else None,
         bases=stages.bases or None,
+        trees=not rebased,
     )
     with job.clock.stage("reduce", before="demux") as told:
         outcome = reduce_items(inputs)
@@ -306,7 +321,7 @@ def _small_files(job: Job, stages: _Stages, rejects: Rows, roots: list[NamedFile
         "cuts": (_dated(_joined(stages.order.cuts, stages.rows["cuts"]), job.number), kept.KEPT_CUTS),
         "admission": (_dated(stages.rows["admission"], job.number), kept.KEPT_ADMISSION),
         "rejected": (rejects, kept.KEPT_REJECTS),
-        "bases": (_dated(stages.bases.rows.select(["party", "base"]), job.number), kept.KEPT_BASES),
+        "standing": (_dated(stages.bases.rows, job.number), kept.KEPT_STANDING),
         "parties": (_party_rows(job, stages, rejects, roots, scratch), PARTIES),
     }
     if "members" in job.tables:
@@ -423,6 +438,18 @@ def _with_cuts(before: Rows | None, seeded: Bases) -> Rows | None:
     if not seeded:
         return before
     cuts = seeded.cuts()
+    if before is None:
+        return cuts
+    if isinstance(before, pa.Table):
+        return pa.concat_tables([before.select(cuts.column_names).cast(cuts.schema), cuts])
+    return before.select(*cuts.column_names).unionByName(as_frame(before.sparkSession, cuts))
+
+
+def _with_bases(before: Rows | None, anew: Bases) -> Rows | None:
+    """CUTS before, with those of epochs from which parties are built anew."""
+    if not anew:
+        return before
+    cuts = anew.order_cuts()
     if before is None:
         return cuts
     if isinstance(before, pa.Table):

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from echostore.kernel import errors
-from echostore.kernel.errors import EchoError, EngineFailed, StorageFailed
+from echostore.kernel.errors import EchoError, EngineFailed, StorageFailed, UsageError
+from echostore.pipeline.output.record import CommitLost
 
 UNCHANGED = "Nothing was committed; what was there before is as it was."
 
@@ -65,6 +66,27 @@ def of(error: Exception, words: Path) -> EchoError:
     if _WORKER_DIED.search(text):
         return EngineFailed("A Python worker of Spark died.", unchanged=UNCHANGED, next_step=step)
     return EngineFailed(f"Spark failed: {_why(text)}.", unchanged=UNCHANGED, next_step=step)
+
+
+def is_sparks(error: Exception) -> bool:
+    """Whether Spark raised it."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    return isinstance(error, Py4JError | PySparkException)
+
+
+def of_a_party(error: Exception) -> EchoError | None:
+    """The error, if somebody's blocks can be its cause; None when it is the engine's or the run's."""
+    if is_sparks(error):
+        raised = of(error, Path())
+        # A Python exception in a worker is somebody's blocks; what else goes wrong in Spark is Spark's.
+        if isinstance(raised, EngineFailed) and "Python worker" not in str(error):
+            return None
+        return None if isinstance(raised, StorageFailed) else raised
+    if isinstance(error, EchoError):
+        return None if isinstance(error, CommitLost | StorageFailed | EngineFailed | UsageError) else error
+    return EchoError(f"{type(error).__name__}: {error}") if isinstance(error, AssertionError | ValueError) else None
 
 
 def _why(text: str) -> str:

@@ -18,6 +18,7 @@ from echostore.pipeline.output.writing import NAMED, Collect, Place, named_files
 from echostore.pipeline.schemas import ADMISSION, CUTS, REJECTS
 from echostore.pipeline.stages.by_party import HERE_ROWS_MAX, Rows
 from echostore.pipeline.stages.frames import frame_of, mapped
+from echostore.pipeline.stages.standing import STANDING
 
 COMMIT = pa.field("commit", pa.int64(), nullable=False)
 
@@ -25,10 +26,8 @@ KEPT_CUTS = CUTS.append(COMMIT)
 KEPT_ADMISSION = ADMISSION.append(COMMIT)
 KEPT_REJECTS = REJECTS.append(pa.field("lasting", pa.bool_(), nullable=False)).append(COMMIT)
 """`lasting` rejects are those of folding, which later builds carry on; order tells its own anew each time."""
-KEPT_BASES = pa.schema(
-    [pa.field("party", pa.binary(), nullable=False), pa.field("base", pa.binary(), nullable=False), COMMIT]
-)
-"""Parties that stand on an epoch, by the hash of its genesis."""
+KEPT_STANDING = STANDING.append(COMMIT)
+"""Parties that stand on an epoch, and on which."""
 
 
 def kept_rows(

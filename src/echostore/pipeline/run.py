@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from echostore.kernel.errors import Corrupt, EchoError, EngineFailed, NotFound, StorageFailed, UsageError
+from echostore.kernel.errors import Corrupt, EchoError, EngineFailed, NotFound, UsageError
 from echostore.kernel.ids import FeedId, PartyKey
 from echostore.pipeline import engine_errors
 from echostore.pipeline.building import Built, Job, build
@@ -29,7 +29,7 @@ from echostore.pipeline.output.attempt import Attempt
 from echostore.pipeline.output.files import Step, no_step
 from echostore.pipeline.output.garbage import collect as collect_garbage
 from echostore.pipeline.output.merging import merge_small_files
-from echostore.pipeline.output.record import Commit, CommitLost, NamedFile, StageTime
+from echostore.pipeline.output.record import Commit, NamedFile, StageTime
 from echostore.pipeline.output.results import FAILED, STRAY, PartyResult, party_results, results_table, totals
 from echostore.pipeline.output.table_schemas import DEFAULT_TABLES, PARTIES, RUNS, TABLES, table_kind
 from echostore.pipeline.output.writing import Place
@@ -271,7 +271,7 @@ def _build_apart(job: Job, stale: Stale) -> tuple[list[Built], list[_Failure]]:
         try:
             done.append(build(job, parties, stale.anew))
         except Exception as error:
-            typed = _of_a_party(error)
+            typed = engine_errors.of_a_party(error)
             every = _roots(job.version) if parties is None else parties
             if typed is None or not every:
                 raise
@@ -282,22 +282,6 @@ def _build_apart(job: Job, stale: Stale) -> tuple[list[Built], list[_Failure]]:
     if not done and failures and not any(isinstance(failure.error, Corrupt) for failure in failures):
         raise failures[0].error  # what nobody is spared is no party's fault
     return done, failures
-
-
-def _of_a_party(error: Exception) -> EchoError | None:
-    """The error, if a party can be its cause; None when it is the engine's or the run's."""
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
-    if isinstance(error, Py4JError | PySparkException):
-        raised = engine_errors.of(error, Path())
-        # A Python exception in a worker is somebody's blocks; what else goes wrong in Spark is Spark's.
-        if isinstance(raised, EngineFailed) and "Python worker" not in str(error):
-            return None
-        return None if isinstance(raised, StorageFailed) else raised
-    if isinstance(error, EchoError):
-        return None if isinstance(error, CommitLost | StorageFailed | EngineFailed | UsageError) else error
-    return EchoError(f"{type(error).__name__}: {error}") if isinstance(error, AssertionError | ValueError) else None
 
 
 def _roots(version: LakeVersion) -> frozenset[bytes]:

@@ -130,6 +130,7 @@ TOPS = pa.schema(
         pa.field("turn", pa.int64(), nullable=False),
         pa.field("cid", pa.binary()),
         pa.field("count", pa.int64(), nullable=False),
+        pa.field("size", pa.int64(), nullable=False),
         pa.field("models", pa.string(), nullable=False),
         pa.field("entries", pa.binary()),
         pa.field("nodes", pa.binary()),
@@ -248,6 +249,7 @@ TREE_NODES = pa.schema(
         pa.field("path", pa.string(), nullable=False),
         pa.field("cid", pa.binary(), nullable=False),
         pa.field("count", pa.int64(), nullable=False),
+        pa.field("size", pa.int64(), nullable=False),
     ]
 )
 
@@ -332,6 +334,7 @@ HELD = pa.schema(
         pa.field("old", pa.bool_(), nullable=False),
         pa.field("start", pa.int64(), nullable=False),
         pa.field("end", pa.int64(), nullable=False),
+        # Empty below the epoch that the party stands on (`planning.NO_FILE`).
         pa.field("file", pa.string(), nullable=False),
         pa.field("row", pa.int64(), nullable=False),
         pa.field("bad_seq", pa.int64()),
@@ -427,14 +430,17 @@ PARTIES = pa.schema(
         pa.field("membership", pa.binary(), nullable=False),
         # The data feed that the genesis names; null without a genesis, and for child parties.
         pa.field("genesis_feed", pa.binary()),
-        # The epoch that its state is folded from, where that left something out: number, hash of its genesis, and its
-        # whole name (wire.base_epoch.BaseName); null where the lake lacks its snapshot.
+        # The epoch that its state is folded from: number, hash of its genesis, and its whole name
+        # (wire.base_epoch.BaseName). Without a hash: one that left something out, and whose snapshot the lake lacks.
         pa.field("base_number", pa.int64()),
         pa.field("base", pa.binary()),
         pa.field("base_name", pa.binary()),
-        # Up to where it reaches: keys of data feeds side by side, and their lengths (packed).
+        # Up to where it reaches: keys of data feeds side by side, and their lengths (packed); the links at their ends, and
+        # the depths there.
         pa.field("base_feeds", pa.binary()),
         pa.field("base_lengths", pa.binary()),
+        pa.field("base_links", pa.binary()),
+        pa.field("base_depths", pa.binary()),
     ]
 )
 

@@ -23,8 +23,12 @@ class AboutRows:
         rows = self._db.rows("SELECT name, value, seal FROM about WHERE name >= ? AND name < ?", (prefix, end))
         return {name: self._checked(name, value, seal) for name, value, seal in rows}
 
-    def put(self, entries: Mapping[str, bytes]) -> None:
+    def put(self, entries: Mapping[str, bytes | None]) -> None:
+        """Write entries; one without a value is removed."""
         for name, value in entries.items():
+            if value is None:
+                self._db.execute("DELETE FROM about WHERE name = ?", (name,))
+                continue
             self._db.execute(
                 "INSERT OR REPLACE INTO about VALUES (?, ?, ?)", (name, value, seal_of(name.encode(), value))
             )

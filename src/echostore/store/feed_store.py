@@ -373,7 +373,8 @@ class FeedStore:
         """All entries whose names begin so."""
         return self._about.under(prefix)
 
-    def set_about(self, entries: Mapping[str, bytes]) -> None:
+    def set_about(self, entries: Mapping[str, bytes | None]) -> None:
+        """Write entries in one durable commit; one without a value is removed."""
         with self._changing():
             self._about.put(entries)
 

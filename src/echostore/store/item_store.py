@@ -23,7 +23,7 @@ from zlib import crc32
 from echostore.kernel.errors import Corrupt
 from echostore.kernel.ids import Cid, FeedId, ItemId, item_text
 from echostore.kernel.items.operations import Reject
-from echostore.kernel.snapshot import NIBBLES, TreeTop, key_bounds
+from echostore.kernel.snapshot import BELOW_END, LABELS, TreeTop, key_bounds
 from echostore.store.item_groups import TOUCH_SHIFT, count_item, count_reference, touch_value
 from echostore.store.item_tables import SCHEMA, Checkpoint, CursorRow, ItemRow, MoveRow, StateRow, TreeRow
 from echostore.store.row_checks import (
@@ -289,9 +289,9 @@ class ItemStore:
         database = self.database
         with database.transaction():
             for path in nodes.forgotten:
-                database.execute("DELETE FROM nodes WHERE path >= ? AND path < ?", (path, path + "g"))
-            rows = ((path, top.cid, top.count) for path, top in nodes.kept.items())
-            database.insert("INSERT OR REPLACE INTO nodes VALUES (?,?,?,?)", ((*row, seal_of(row)) for row in rows))
+                database.execute("DELETE FROM nodes WHERE path >= ? AND path < ?", (path, path + BELOW_END))
+            rows = ((path, top.cid, top.count, top.size) for path, top in nodes.kept.items())
+            database.insert("INSERT OR REPLACE INTO nodes VALUES (?,?,?,?,?)", ((*row, seal_of(row)) for row in rows))
             database.insert(
                 "UPDATE states SET encoded = ?, encoded_seal = ? WHERE key = ?",
                 ((data, crc32(data), _key(item)) for item, data in encoded),
@@ -476,15 +476,15 @@ class ItemStore:
         return [Reject(*row) for row in rows]
 
     def node(self, path: str) -> TreeTop | None:
-        row = self.database.row("SELECT path, cid, count, seal FROM nodes WHERE path = ?", (path,))
-        return TreeTop(Cid(self._checked(row)[1]), row[2]) if row else None
+        row = self.database.row("SELECT path, cid, count, size, seal FROM nodes WHERE path = ?", (path,))
+        return TreeTop(Cid(self._checked(row)[1]), row[2], row[3]) if row else None
 
     def branches(self, path: str) -> list[tuple[str, TreeTop]]:
-        """The nodes right below one, by nibble, in one look."""
-        below = [path + nibble for nibble in NIBBLES]
+        """The nodes right below one, by label, in one look."""
+        below = [path + label for label in LABELS]
         marks = ",".join("?" * len(below))
-        rows = self.database.rows(f"SELECT path, cid, count, seal FROM nodes WHERE path IN ({marks})", below)
-        found = {row[0]: TreeTop(Cid(self._checked(row)[1]), row[2]) for row in rows}
+        rows = self.database.rows(f"SELECT path, cid, count, size, seal FROM nodes WHERE path IN ({marks})", below)
+        found = {row[0]: TreeTop(Cid(self._checked(row)[1]), row[2], row[3]) for row in rows}
         return [(each[-1], found[each]) for each in below if each in found]
 
     def _ids(self, sql: str, parameters: Sequence[object] = ()) -> list[ItemId]:
@@ -511,8 +511,8 @@ class NodeChanges:
 
     def branches(self, path: str) -> list[tuple[str, TreeTop]]:
         found = self._store.branches(path)
-        self._seen.update(dict.fromkeys(path + nibble for nibble in NIBBLES))
-        self._seen.update((path + nibble, top) for nibble, top in found)
+        self._seen.update(dict.fromkeys(path + label for label in LABELS))
+        self._seen.update((path + label, top) for label, top in found)
         above = self.node(path)
         if above is not None and found and above.count != sum(top.count for _, top in found):
             raise self._store.damage("a node of the snapshot tree is missing")

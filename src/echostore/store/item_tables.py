@@ -81,6 +81,32 @@ SCHEMA = Schema(
             "ALTER TABLE nodes ADD COLUMN seal INTEGER",
             TALLIES_TABLE,
         ),
+        # The snapshot tree got another shape: it is built again by the next snapshot.
+        (
+            "DROP TABLE nodes",
+            """CREATE TABLE nodes (
+                path TEXT PRIMARY KEY, cid BLOB NOT NULL, count INTEGER NOT NULL, size INTEGER NOT NULL, seal INTEGER
+                ) WITHOUT ROWID""",
+        ),
+        # Texts and lists remember which messages brought what: all is folded anew.
+        tuple(
+            f"DELETE FROM {table}"
+            for table in (
+                "cursors",
+                "about",
+                "tree_dirty",
+                "refs",
+                "props",
+                "touches",
+                "touch_feeds",
+                "moves",
+                "rejects",
+                "items",
+                "states",
+                "nodes",
+                "tallies",
+            )
+        ),
     ),
 )
 

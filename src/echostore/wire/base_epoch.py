@@ -110,9 +110,9 @@ class BaseEpoch:
         waiting = [] if covering is None else [(covering.path, covering.top)]
         while waiting:
             path, top = waiting.pop()
-            node = self.reader.open_node(top.cid, path, top.count)
+            node = self.reader.open_node(top.cid, path, top)
             if isinstance(node, IndexNode):
-                waiting += [(path + nibble, below) for nibble, below in reversed(node.branches)]
+                waiting += [(path + label, below) for label, below in reversed(node.branches)]
                 continue
             for entry, state in self.reader.page_items(node, path):
                 if entry.key.startswith(prefix):

@@ -74,7 +74,7 @@ def encode_cut(cuts: Iterable[FeedCut], put: Put) -> Cid:
     ordered = sorted(cuts, key=lambda cut: cut.feed)
     pages = []
     for start in range(0, len(ordered), CUT_ENTRIES_PER_PAGE):
-        entries = [_entry(cut) for cut in ordered[start : start + CUT_ENTRIES_PER_PAGE]]
+        entries = [cut_entry(cut) for cut in ordered[start : start + CUT_ENTRIES_PER_PAGE]]
         data = pb.EpochCutPage(entries=entries).SerializeToString(deterministic=True)
         cid = cid_of(data, PROTOBUF)
         put(cid, data)
@@ -96,7 +96,7 @@ def read_cut(cid: Cid, get: Callable[[Cid], bytes]) -> Iterator[FeedCut]:
             if entry.feed <= before:
                 raise Corrupt("an epoch's cut whose feeds do not ascend")
             before = entry.feed
-            yield _read_entry(entry)
+            yield read_cut_entry(entry)
 
 
 def cut_pages(data: bytes) -> list[Cid]:
@@ -104,7 +104,7 @@ def cut_pages(data: bytes) -> list[Cid]:
     return [Cid(page) for page in canonical_message(pb.EpochCut, data, "an epoch's cut").pages]
 
 
-def _entry(cut: FeedCut) -> pb.CutEntry:
+def cut_entry(cut: FeedCut) -> pb.CutEntry:
     asserted = sorted(cut.asserted, key=lambda known: known.feed)
     return pb.CutEntry(
         feed=cut.feed,
@@ -119,7 +119,7 @@ def _entry(cut: FeedCut) -> pb.CutEntry:
     )
 
 
-def _read_entry(entry: pb.CutEntry) -> FeedCut:
+def read_cut_entry(entry: pb.CutEntry) -> FeedCut:
     count = len(entry.asserted_seqs)
     feeds, links = entry.asserted_feeds, entry.asserted_links
     columns = (len(feeds) == count * FEED_ID_BYTES, len(links) == count * LINK_PREFIX_BYTES)

@@ -1,8 +1,9 @@
 """Who may speak for which system: a name that a leaf was given is not for another leaf to use.
 
 A system belongs to the key and the capability it was last attached with; whoever comes with one of the two has it. An
-edge speaks for the leaves behind it, which can't be checked from above: so a link that may read everything is believed,
-as edges are, and any other link may attach its own system and nothing else.
+edge speaks for the leaves behind it: a link that may read everything may do so, and any other link may attach its own
+system and nothing else. For a leaf that is new there, an edge shows what the leaf showed; of those that were there before
+its own way up was lost it is believed.
 """
 
 from typing import NamedTuple

@@ -1,7 +1,7 @@
 """The item tree: building it, keeping it up to date, reading and checking it (`echostore.wire.tree_reader`).
 
     build    all items -> nodes, for an epoch made from scratch and for Spark
-    update   the items that changed -> the nodes above them, for a peer that keeps (path -> CID, count) in its store
+    update   the items that changed -> the nodes above them, for a peer that keeps (path -> top) in its store
 
 Both give the same nodes for the same items. Blobs leave through `put`, children before their parents: a crash leaves
 blobs that nobody names, never a name without its blob. `update` hands out nothing before it has computed everything,
@@ -9,24 +9,32 @@ so a failing store port leaves the cache as it was.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from operator import itemgetter
 from typing import Protocol
 
 from echostore.kernel.errors import Corrupt, TooLarge
 from echostore.kernel.ids import Cid, ItemId
 from echostore.kernel.limits import BLOB_BYTES_MAX
 from echostore.kernel.snapshot import (
+    BELOW_END,
     INLINE_ITEM_BYTES_MAX,
+    LABELS,
     NIBBLES,
+    SPANS,
     ItemKey,
     Path,
     TreeTop,
+    Weight,
+    branch_labels,
     chunks,
+    entry_bytes,
     is_page,
+    is_run,
     item_key,
+    key_bounds,
+    within,
 )
 from echostore.wire.cids import PROTOBUF, RAW, cid_of
 from echostore.wire.snapshot import EncodedItem, Put
@@ -47,6 +55,8 @@ __all__ = [
     "update",
     "update_below",
     "join",
+    "finish",
+    "Part",
     "ItemsUnder",
     "NodeCache",
     "NodeMap",
@@ -68,12 +78,12 @@ ItemsUnder = Callable[[Path], Iterable[tuple[ItemId, EncodedItem]]]
 
 
 class NodeCache(Protocol):
-    """Path -> (CID, count) of every node of the current tree; the caller keeps it in its own transaction."""
+    """Path -> TreeTop of every node of the current tree; the caller keeps it in its own transaction."""
 
     def node(self, path: Path) -> TreeTop | None: ...
 
     def branches(self, path: Path) -> Iterable[tuple[str, TreeTop]]:
-        """The nodes one level below `path`, each with the nibble that leads to it."""
+        """The nodes one level below `path`, each with the label that leads to it."""
         ...
 
     def keep(self, path: Path, top: TreeTop) -> None: ...
@@ -93,7 +103,7 @@ class NodeMap:
         return self.nodes.get(path)
 
     def branches(self, path: Path) -> list[tuple[str, TreeTop]]:
-        return [(nibble, self.nodes[path + nibble]) for nibble in NIBBLES if path + nibble in self.nodes]
+        return [(label, self.nodes[path + label]) for label in LABELS if path + label in self.nodes]
 
     def keep(self, path: Path, top: TreeTop) -> None:
         self.nodes[path] = top
@@ -101,8 +111,35 @@ class NodeMap:
     def forget(self, path: Path) -> None:
         # Walks down instead of searching: whatever is below a node hangs on a chain of kept nodes.
         if self.nodes.pop(path, None):
-            for nibble in NIBBLES:
-                self.forget(path + nibble)
+            for label in LABELS:
+                self.forget(path + label)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The items below a path: few enough for a page, as they are or not read yet; or more, with their index node."""
+
+    count: int
+    size: int
+    top: TreeTop | None = None
+    """The node that stands there already."""
+    items: "_Entries | None" = None
+
+    @staticmethod
+    def of(items: Iterable[tuple[ItemId, EncodedItem]], path: Path) -> "Part":
+        """Items that have no node yet."""
+        entries = _sorted_entries(items, path)
+        return Part(len(entries.keys), sum(entries.sizes), items=entries)
+
+    @staticmethod
+    def among(entries: "_Entries", path: Path) -> "Part":
+        """Of some items those below `path`."""
+        mine = entries.cut(entries.below(path))
+        return Part(len(mine.keys), sum(mine.sizes), items=mine)
+
+    @staticmethod
+    def standing(top: TreeTop) -> "Part":
+        return Part(top.count, top.size, top)
 
 
 def build(
@@ -112,22 +149,24 @@ def build(
 
     With a `path`, the subtree of the items below it: jobs that share the work build subtrees and `join` them.
     """
-    entries = _sorted_entries(items, path)
-    return _grow(
-        entries.keys, entries.items, 0, len(entries.keys), path, put, _keep_nothing if cache is None else cache.keep
-    )
+    return _grow(_sorted_entries(items, path), path, put, _keep_nothing if cache is None else cache.keep)
 
 
-def join(branches: Iterable[tuple[str, TreeTop]], put: Put, *, path: Path = "") -> TreeTop:
-    """The index node at `path` over subtrees that were built apart, by nibble; empty ones are left out.
+def join(parts: Mapping[str, Part], put: Put, *, path: Path = "") -> Part:
+    """What is below `path`, of parts that were made apart, by nibble: an index node, or so few items that they fit a page.
 
-    Only for more items than fit a page: fewer have no index node, and must be built together.
+    A part whose items fit a page comes with them, because they may share one with their neighbours.
     """
-    ordered = sorted(((nibble, top) for nibble, top in branches if top.count), key=itemgetter(0))
-    assert len({nibble for nibble, _ in ordered}) == len(ordered), f"a branch of {path!r} was given twice"
-    count = sum(top.count for _, top in ordered)
-    assert not is_page(len(path), count), f"{count} items at {path!r} are a page"
-    return _put_node(index_bytes(ordered), count, put)
+    there = {nibble: part for nibble, part in parts.items() if part.count}
+    count, size = sum(part.count for part in there.values()), sum(part.size for part in there.values())
+    if is_page(len(path), count, size):
+        return Part(count, size, items=_Entries.joined(_items_of(part) for _, part in sorted(there.items())))
+    return Part.standing(_index(there, path, _no_items, put, _keep_nothing))
+
+
+def finish(part: Part, put: Put) -> TreeTop:
+    """The top of a tree whose parts were joined."""
+    return part.top or _put_page(_items_of(part), put)
 
 
 def update(cache: NodeCache, dirty: Iterable[ItemId], items_under: ItemsUnder, put: Put) -> TreeTop:
@@ -146,11 +185,17 @@ def update_below(
 ) -> TreeTop | None:
     """The same for the subtree at `path`, of which `cache` knows the nodes; None when no item is left below it."""
     keys = sorted(item_key(item) for item in dirty)
-    top = cache.node(path)
-    if top and not keys:
-        return top
+    old = cache.node(path)
+    if old and not keys:
+        return old
     staged = _Staged()
-    renewed = _renew(cache, keys, items_under, path, staged)
+    part = _renew(cache, keys, items_under, path, staged)
+    top = part.top
+    if top is None and path and not part.count:
+        staged.keep(path, None)
+    elif top is None:
+        top = _put_page(_items_of(part), staged.put)
+        staged.keep(path, top)
     for cid, blob in staged.blobs:
         put(cid, blob)
     for below, node in staged.nodes:
@@ -158,12 +203,12 @@ def update_below(
             cache.keep(below, node)
         else:
             cache.forget(below)
-    return renewed
+    return top
 
 
 @dataclass(slots=True)
 class _Staged:
-    """What an update is going to hand out, in order. A node of None forgets its path."""
+    """What an update is going to hand out, in order. A node of None forgets its path and all below it."""
 
     blobs: list[tuple[Cid, bytes]] = field(default_factory=list)
     nodes: list[tuple[Path, TreeTop | None]] = field(default_factory=list)
@@ -175,48 +220,97 @@ class _Staged:
         self.nodes.append((path, top))
 
 
-def _renew(
-    cache: NodeCache, keys: list[ItemKey], items_under: ItemsUnder, path: Path, staged: _Staged
-) -> TreeTop | None:
-    """The node at `path` after the items with these keys, all of them below it, have changed; None when it is empty."""
+def _renew(cache: NodeCache, keys: list[ItemKey], items_under: ItemsUnder, path: Path, staged: _Staged) -> Part:
+    """What is below `path` after the items with these keys have changed. Pages are the caller's: it may join several."""
     old = cache.node(path)
-    if old is None or is_page(len(path), old.count):
-        renewed = _grow_anew(items_under, path, staged)
-        if old and renewed is None:
-            staged.keep(path, None)
-        return renewed
+    if old is None or is_page(len(path), old.count, old.size):
+        return _part(Part.of(items_under(path), path), path, staged)
     blobs_before, nodes_before = len(staged.blobs), len(staged.nodes)
     branches = dict(cache.branches(path))
-    if sum(top.count for top in branches.values()) != old.count:
+    found = sum(top.count for top in branches.values()), sum(top.size for top in branches.values())
+    if found != (old.count, old.size):
         raise Corrupt(
-            f"the kept nodes below {path!r} do not add up to {old.count} items", next_step="Rebuild the tree."
+            f"the kept nodes below {path!r} do not add up to {old.count} items of {old.size} bytes",
+            next_step="Rebuild the tree.",
         )
-    for nibble in NIBBLES:
-        below = path + nibble
-        dirty = keys[bisect_left(keys, below) : bisect_left(keys, below + "g")]  # "g" sorts after every nibble
-        if dirty:
-            branch = _renew(cache, dirty, items_under, below, staged)
-            if branch:
-                branches[nibble] = branch
-            else:
-                branches.pop(nibble, None)
-    count = sum(top.count for top in branches.values())
-    if is_page(len(path), count):
+    parts = {label: Part.standing(top) for label, top in branches.items()}
+    label_of = {nibble: label for label in branches for nibble in SPANS[label]}
+    dirty: dict[str, list[ItemKey]] = {}
+    for key in keys:
+        nibble = key[len(path)]
+        dirty.setdefault(label_of.get(nibble, nibble), []).append(key)
+    for label, below in dirty.items():
+        parts.pop(label, None)
+        if label in NIBBLES:
+            parts[label] = _renew(cache, below, items_under, path + label, staged)
+        else:
+            parts |= _renewed_run(Part.of(items_under(path + label), path + label), path, label, staged)
+    parts = {label: part for label, part in parts.items() if part.count}
+    count, size = sum(part.count for part in parts.values()), sum(part.size for part in parts.values())
+    if is_page(len(path), count, size):
         # So many items went away that the branches fold into one page: what was just staged for them is void.
         del staged.blobs[blobs_before:], staged.nodes[nodes_before:]
         staged.keep(path, None)
-        return _grow_anew(items_under, path, staged)
-    top = _put_node(index_bytes(sorted(branches.items())), count, staged.put)
+        return Part.of(items_under(path), path)
+    top = _index(parts, path, items_under, staged.put, staged.keep, gone=branches)
     staged.keep(path, top)
-    return top
+    return Part.standing(top)
 
 
-def _grow_anew(items_under: ItemsUnder, path: Path, staged: _Staged) -> TreeTop | None:
-    """The node at `path` from all its items, which fit a page now or did before the change."""
-    entries = _sorted_entries(items_under(path), path)
-    if path and not entries.keys:
-        return None
-    return _grow(entries.keys, entries.items, 0, len(entries.keys), path, staged.put, staged.keep)
+def _renewed_run(part: Part, path: Path, label: str, staged: _Staged) -> dict[str, Part]:
+    """A run of branches with its items as they are now: as it was, or its nibbles when they no longer fit one page."""
+    if is_page(len(path) + 1, part.count, part.size):
+        return {label: part}
+    entries = _items_of(part)
+    slices = ((path + nibble, nibble) for nibble in SPANS[label])
+    return {nibble: _part(Part.among(entries, below), below, staged) for below, nibble in slices}
+
+
+def _part(part: Part, path: Path, staged: _Staged) -> Part:
+    """Items that may be below `path`, with an index node when they do not fit a page."""
+    if is_page(len(path), part.count, part.size):
+        return part
+    return Part.standing(_grow(_items_of(part), path, staged.put, staged.keep))
+
+
+def _index(
+    parts: Mapping[str, Part],
+    path: Path,
+    items_under: ItemsUnder,
+    put: Put,
+    keep: "Callable[[Path, TreeTop | None], None]",
+    *,
+    gone: Iterable[str] = (),
+) -> TreeTop:
+    """The index node at `path` over these parts, none of them empty; those that fit one page together get one.
+
+    `gone` are the labels that the branches had before.
+    """
+    labels = branch_labels(len(path), {label: Weight(part.count, part.size) for label, part in parts.items()})
+    for label in gone:
+        if label not in labels:
+            keep(path + label, None)
+    branches: list[tuple[str, TreeTop]] = []
+    for label in labels:
+        inside = [each for each in within(label) if each in parts]
+        top = parts[label].top if inside == [label] else None
+        if top is None:
+            read = (_items_of(parts[each], items_under, path + each) for each in inside)
+            top = _put_page(_Entries.joined(read), put)
+            keep(path + label, top)
+        branches.append((label, top))
+    return _put_index(branches, put)
+
+
+def _items_of(part: Part, items_under: ItemsUnder | None = None, path: Path = "") -> "_Entries":
+    if part.items is not None:
+        return part.items
+    assert items_under is not None, "a part that fits a page comes with its items"
+    return _sorted_entries(items_under(path), path)
+
+
+def _no_items(path: Path) -> Iterable[tuple[ItemId, EncodedItem]]:
+    raise AssertionError(f"the items below {path!r} were not given with their part")
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,13 +319,37 @@ class _Entries:
 
     keys: list[ItemKey]
     items: list[tuple[ItemId, EncodedItem]]
+    sizes: list[int]
+
+    @staticmethod
+    def joined(several: "Iterable[_Entries]") -> "_Entries":
+        """Those of neighbours, in the order of their keys."""
+        whole = _Entries([], [], [])
+        for each in several:
+            whole.keys.extend(each.keys)
+            whole.items.extend(each.items)
+            whole.sizes.extend(each.sizes)
+        return whole
+
+    def below(self, path: Path, first: int = 0) -> slice:
+        """Where the items below a path of nibbles stand, none of which stands before `first`."""
+        start = bisect_left(self.keys, path, first)
+        return slice(start, bisect_left(self.keys, path + BELOW_END, start))
+
+    def cut(self, where: slice) -> "_Entries":
+        return _Entries(self.keys[where], self.items[where], self.sizes[where])
 
 
 def _sorted_entries(items: Iterable[tuple[ItemId, EncodedItem]], path: Path) -> _Entries:
     keyed = sorted((item_key(item), item, encoded) for item, encoded in items)
-    entries = _Entries([key for key, _, _ in keyed], [(item, encoded) for _, item, encoded in keyed])
+    entries = _Entries(
+        [key for key, _, _ in keyed],
+        [(item, encoded) for _, item, encoded in keyed],
+        [entry_bytes(len(encoded)) for _, _, encoded in keyed],
+    )
     if keyed:
-        outside = next((key for key in (entries.keys[0], entries.keys[-1]) if not key.startswith(path)), None)
+        first, last = key_bounds(path)
+        outside = next((key for key in (entries.keys[0], entries.keys[-1]) if not first <= key <= last), None)
         assert outside is None, f"an item with key {outside} was given for the path {path!r}"
     repeated = next((key for key, following in pairwise(entries.keys) if key == following), None)
     assert repeated is None, f"the item with key {repeated} was given twice"
@@ -241,35 +359,44 @@ def _sorted_entries(items: Iterable[tuple[ItemId, EncodedItem]], path: Path) -> 
 _Keep = Callable[[Path, TreeTop], None]
 
 
-def _keep_nothing(path: Path, top: TreeTop) -> None:
+def _keep_nothing(path: Path, top: TreeTop | None) -> None:
     """Where the nodes of a tree go that nobody is going to update."""
 
 
-def _grow(
-    keys: list[ItemKey],
-    items: list[tuple[ItemId, EncodedItem]],
-    first: int,
-    end: int,
-    path: Path,
-    put: Put,
-    keep: _Keep,
-) -> TreeTop:
-    """The node at `path` over the entries from `first` to `end`. Recursion is as deep as the tree, 16 at most."""
-    count = end - first
-    if is_page(len(path), count):
-        top = _put_node(_page(items[first:end], put), count, put)
+def _grow(entries: _Entries, path: Path, put: Put, keep: _Keep) -> TreeTop:
+    """The node at `path` over these entries. Recursion is as deep as the tree, 16 at most."""
+    if is_run(path) or is_page(len(path), len(entries.keys), sum(entries.sizes)):
+        top = _put_page(entries, put)
     else:
-        branches = []
-        start = first
+        cuts: dict[str, slice] = {}
+        first = 0
         for nibble in NIBBLES:
-            below = path + nibble
-            stop = bisect_left(keys, below + "g", start, end)
-            if stop > start:
-                branches.append((nibble, _grow(keys, items, start, stop, below, put, keep)))
-                start = stop
-        top = _put_node(index_bytes(branches), count, put)
+            where = entries.below(path + nibble, first)
+            if where.stop > where.start:
+                cuts[nibble] = where
+                first = where.stop
+        weights = {
+            nibble: Weight(where.stop - where.start, sum(entries.sizes[where])) for nibble, where in cuts.items()
+        }
+        branches = []
+        for label in branch_labels(len(path), weights):
+            there = [cuts[nibble] for nibble in SPANS[label] if nibble in cuts]
+            mine = entries.cut(slice(there[0].start, there[-1].stop))
+            branches.append((label, _grow(mine, path + label, put, keep)))
+        top = _put_index(branches, put)
     keep(path, top)
     return top
+
+
+def _put_index(branches: list[tuple[str, TreeTop]], put: Put) -> TreeTop:
+    count, size = sum(top.count for _, top in branches), sum(top.size for _, top in branches)
+    return _put_node(index_bytes(branches), count, size, put)
+
+
+def _put_page(entries: _Entries, put: Put) -> TreeTop:
+    data = _page(entries.items, put)
+    assert len(data) == sum(entries.sizes), f"a page of {len(data)} bytes, {sum(entries.sizes)} were counted"
+    return _put_node(data, len(entries.keys), len(data), put)
 
 
 def _page(items: list[tuple[ItemId, EncodedItem]], put: Put) -> bytes:
@@ -288,9 +415,9 @@ def _page(items: list[tuple[ItemId, EncodedItem]], put: Put) -> bytes:
     return page_bytes(small, large)
 
 
-def _put_node(data: bytes, count: int, put: Put) -> TreeTop:
+def _put_node(data: bytes, count: int, size: int, put: Put) -> TreeTop:
     if len(data) > BLOB_BYTES_MAX:
         raise TooLarge(f"a page of {count} items has {len(data)} bytes, more than a blob may have")
     cid = cid_of(data, PROTOBUF)
     put(cid, data)
-    return TreeTop(cid, count)
+    return TreeTop(cid, count, size)

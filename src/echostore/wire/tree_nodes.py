@@ -3,7 +3,7 @@
     page         ( 0a len ItemState )*  ( 12 len LargeItem )*        each group ascending by item key
       ItemState    0a 10 <16-byte item id> ...                       embedded as it is, never encoded again
       LargeItem    0a 10 <16-byte item id> ( 12 24 <36-byte CID> )+
-    index node   18 present   22 len ( <36-byte CID> )+   2a len ( count )+
+    index node   18 present   22 len ( <36-byte CID> )+   2a len ( count )+   32 len ( size )+
 
 By hand, because a page of ready-made item states is then a join of bytes (100,000 items in well under a second), and
 because opening one item of a page decodes that item alone. The bytes are those of the generated `TreeNode`.
@@ -14,6 +14,7 @@ says. Whether blobs match their CIDs is the reader's business.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -22,23 +23,26 @@ from google.protobuf.message import DecodeError
 from echostore.kernel.ids import ITEM_ID_BYTES, Cid, ItemId
 from echostore.kernel.limits import BLOB_BYTES_MAX
 from echostore.kernel.snapshot import (
+    CID_BYTES,
     INLINE_ITEM_BYTES_MAX,
-    NIBBLES,
-    PAGE_ITEMS_MAX,
-    PATH_NIBBLES_MAX,
+    LABELS,
+    SPANS,
     ItemKey,
     Path,
     TreeTop,
+    Weight,
+    branch_labels,
     is_page,
+    is_run,
     item_key,
+    key_bounds,
 )
-from echostore.wire.cids import CID_BYTES
 from echostore.wire.generated import snapshot_pb2 as pb
 from echostore.wire.snapshot import is_node_cid, is_raw_cid
 from echostore.wire.varint import varint
 
 INDEX_BYTES_MAX: Final = 1024
-"""16 CIDs and 16 counts of 10 bytes, with their heads, are less."""
+"""16 CIDs, counts and sizes, the numbers of 10 bytes each, with their heads, are less."""
 
 ITEM_HEAD: Final = bytes((0x0A, ITEM_ID_BYTES))
 _CID_HEAD = bytes((0x12, CID_BYTES))
@@ -63,6 +67,8 @@ class Page:
     """A leaf: its items in ascending order of their keys."""
 
     entries: tuple[PageEntry, ...]
+    size: int
+    """Bytes of the page."""
 
     @property
     def count(self) -> int:
@@ -71,13 +77,22 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class IndexNode:
-    """An inner node: the branches that hold items, by nibble in ascending order."""
+    """An inner node: the branches that hold items, by label in the order of their nibbles."""
 
     branches: tuple[tuple[str, TreeTop], ...]
 
     @property
     def count(self) -> int:
         return sum(top.count for _, top in self.branches)
+
+    @property
+    def size(self) -> int:
+        return sum(top.size for _, top in self.branches)
+
+    def toward(self, key: ItemKey, depth: int) -> tuple[str, TreeTop] | None:
+        """The branch that holds `key` if any does, of a node at `depth`."""
+        nibble = key[depth]
+        return next(((label, top) for label, top in self.branches if nibble in SPANS[label]), None)
 
 
 def page_bytes(items: Iterable[bytes], large_items: Iterable[bytes]) -> bytes:
@@ -91,14 +106,16 @@ def page_bytes(items: Iterable[bytes], large_items: Iterable[bytes]) -> bytes:
 
 
 def index_bytes(branches: Iterable[tuple[str, TreeTop]]) -> bytes:
-    """An index node over the branches that hold items, ascending by nibble."""
+    """An index node over the branches that hold items, in the order of their nibbles."""
     present = 0
-    cids, counts = b"", b""
-    for nibble, top in branches:
-        present |= 1 << int(nibble, 16)
+    cids, counts, sizes = b"", b"", b""
+    for label, top in branches:
+        present |= 1 << LABELS.index(label)
         cids += top.cid
         counts += varint(top.count)
-    return b"".join((b"\x18", varint(present), b"\x22", varint(len(cids)), cids, b"\x2a", varint(len(counts)), counts))
+        sizes += varint(top.size)
+    columns = ((b"\x22", cids), (b"\x2a", counts), (b"\x32", sizes))
+    return b"".join((b"\x18", varint(present), *(tag + varint(len(column)) + column for tag, column in columns)))
 
 
 def large_item_bytes(item: ItemId, cids: Sequence[Cid]) -> bytes:
@@ -126,10 +143,12 @@ def parse_node(data: bytes, path: Path) -> Page | IndexNode:
 def page_count(data: bytes, path: Path) -> int | None:
     """How many items a page has that may stand at `path`; None for what has to be parsed to be known.
 
-    A download looks at every page of a tree and needs nothing of most of them: this checks a page of small items like
+    Who looks at every page of a tree needs nothing of most of them: this checks a page of small items like
     `parse_node`, in a quarter of the time. An index node, a large item and whatever is wrong are left to that one.
     """
-    at, end, count, before = 0, len(data), 0, ""
+    at, end, count = 0, len(data), 0
+    before, last = key_bounds(path)
+    digest_before, digest_last = bytes.fromhex(before), bytes.fromhex(last)
     while at < end:
         size, start = data[at + 1] if at + 1 < end else 0, at + 2
         if size >= 0x80:
@@ -139,11 +158,11 @@ def page_count(data: bytes, path: Path) -> int | None:
             size, start = (size & 0x7F) | high << 7, at + 3
         if data[at] != 0x0A or not _ID_END <= size <= INLINE_ITEM_BYTES_MAX or not data.startswith(ITEM_HEAD, start):
             return None
-        key = item_key(ItemId(data[start + 2 : start + _ID_END]))
-        if key <= before or not key.startswith(path):
+        digest = sha256(data[start + 2 : start + _ID_END]).digest()
+        if not (digest_before < digest or (count == 0 and digest_before == digest)) or digest > digest_last:
             return None
-        at, before, count = start + size, key, count + 1
-    return count if at == end and 0 < count <= PAGE_ITEMS_MAX else None
+        at, digest_before, count = start + size, digest, count + 1
+    return count if at == end and count and is_page(len(path), count, end) else None
 
 
 def _parse_index(data: bytes, path: Path) -> IndexNode:
@@ -153,17 +172,22 @@ def _parse_index(data: bytes, path: Path) -> IndexNode:
         message = pb.TreeNode.FromString(data)
     except DecodeError as error:
         raise MalformedNode(f"undecodable: {error}") from None
-    nibbles = [nibble for bit, nibble in enumerate(NIBBLES) if message.present >> bit & 1]
+    labels = [label for bit, label in enumerate(LABELS) if message.present >> bit & 1]
+    labels.sort(key=_first_nibble)
     cids = [Cid(message.branches[at : at + CID_BYTES]) for at in range(0, len(message.branches), CID_BYTES)]
-    if not len(nibbles) == len(cids) == len(message.counts) or message.present >> len(NIBBLES):
+    same_length = len(labels) == len(cids) == len(message.counts) == len(message.sizes)
+    if not same_length or message.present >> len(LABELS):
         raise MalformedNode("an index node with columns of unequal length")
     if not all(map(is_node_cid, cids)):
         raise MalformedNode("a branch that is not named by a protobuf CID")
     if not all(message.counts):
         raise MalformedNode("an empty branch")
-    node = IndexNode(tuple(zip(nibbles, map(TreeTop, cids, message.counts), strict=True)))
-    if is_page(len(path), node.count):
-        raise MalformedNode(f"an index node over {node.count} items at depth {len(path)}, where a page belongs")
+    node = IndexNode(tuple(zip(labels, map(TreeTop, cids, message.counts, message.sizes), strict=True)))
+    if is_run(path) or is_page(len(path), node.count, node.size):
+        raise MalformedNode(f"an index node over {node.count} items at {path!r}, where a page belongs")
+    weights = {label: Weight(top.count, top.size) for label, top in node.branches}
+    if branch_labels(len(path), weights) != labels:
+        raise MalformedNode(f"an index node at {path!r} that is divided in another way than its items are")
     if index_bytes(node.branches) != data:
         raise MalformedNode("an index node that is not in its canonical encoding")
     return node
@@ -172,8 +196,10 @@ def _parse_index(data: bytes, path: Path) -> IndexNode:
 def _parse_page(data: bytes, path: Path) -> Page:
     if not data and path:
         raise MalformedNode("an empty page below the top")
-    count_max = PAGE_ITEMS_MAX if len(path) < PATH_NIBBLES_MAX else len(data)
-    groups = _page_groups(data, count_max)
+    groups = _page_groups(data)
+    count = len(groups[0]) + len(groups[1])
+    if not is_page(len(path), count, len(data)):
+        raise MalformedNode(f"a page of {count} items and {len(data)} bytes, where an index node belongs")
     entries: list[PageEntry] = []
     for large, group in enumerate(groups):
         keyed = [PageEntry(item_key(item), item, raw, bool(large)) for item, raw in group]
@@ -184,18 +210,19 @@ def _parse_page(data: bytes, path: Path) -> Page:
         entries.sort()
         if any(before.key == after.key for before, after in pairwise(entries)):
             raise MalformedNode("an item that is both small and large")
+    first, last = key_bounds(path)
     for entry in entries:
-        if not entry.key.startswith(path):
+        if not first <= entry.key <= last:
             raise MalformedNode(f"item {entry.item.hex()} with key {entry.key[:16]}, which lies elsewhere")
     if page_bytes((raw for _, raw in groups[0]), (raw for _, raw in groups[1])) != data:
         raise MalformedNode("a page that is not in its canonical encoding")
-    return Page(tuple(entries))
+    return Page(tuple(entries), len(data))
 
 
 _Group = list[tuple[ItemId, bytes]]
 
 
-def _page_groups(data: bytes, count_max: int) -> tuple[_Group, _Group]:
+def _page_groups(data: bytes) -> tuple[_Group, _Group]:
     """The small and the large items of a page, as they stand there."""
     groups: tuple[_Group, _Group] = ([], [])
     at, end = 0, len(data)
@@ -213,9 +240,11 @@ def _page_groups(data: bytes, count_max: int) -> tuple[_Group, _Group]:
         elif size > INLINE_ITEM_BYTES_MAX:
             raise MalformedNode(f"an item state of {size} bytes that is not in chunks")
         groups[large].append((ItemId(raw[2:_ID_END]), raw))
-        if len(groups[0]) + len(groups[1]) > count_max:
-            raise MalformedNode(f"a page of more than {count_max} items")
     return groups
+
+
+def _first_nibble(label: str) -> str:
+    return SPANS[label][0]
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:

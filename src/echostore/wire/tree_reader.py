@@ -29,11 +29,12 @@ from echostore.kernel.snapshot import (
     TreeTop,
     chunks_problem,
     item_key,
+    within,
 )
 from echostore.wire.cids import cid_text, matches
 from echostore.wire.generated import snapshot_pb2 as pb
 from echostore.wire.snapshot import decode_item, is_node_cid
-from echostore.wire.tree_nodes import IndexNode, MalformedNode, Page, PageEntry, large_item_cids, parse_node
+from echostore.wire.tree_nodes import IndexNode, MalformedNode, Page, PageEntry, large_item_cids, page_count, parse_node
 
 Get = Callable[[Cid], bytes | None]
 
@@ -124,8 +125,24 @@ class TreeReader:
                     yield entry.item, self._item_state(entry, path)
 
     def nodes(self) -> Iterator[tuple[Path, Cid, Page | IndexNode]]:
-        """All nodes, parents before children, in ascending order of their paths."""
+        """All nodes, parents before children, in ascending order of the keys below them."""
         return self._walk()
+
+    def check(self) -> None:
+        """Read every node once: BadBlob for one that can't stand where it does. What items say is not looked at."""
+        waiting: _Side = [("", self.top, None)]
+        visited = 0
+        while waiting:
+            path, cid, promised = waiting.pop()
+            visited += 1
+            self._check_visited(visited)
+            if promised is not None and is_node_cid(cid):
+                data = self._blob(cid, path, BLOB_BYTES_MAX)
+                if len(data) == promised.size and page_count(data, path) == promised.count:
+                    continue
+            node = self._node(cid, path, promised)
+            if isinstance(node, IndexNode):
+                waiting += [(path + label, top.cid, top) for label, top in node.branches]
 
     def page_items(self, page: Page, path: Path) -> Iterator[tuple[PageEntry, pb.ItemState]]:
         """The items of one page as they stand in it and as they are."""
@@ -145,24 +162,24 @@ class TreeReader:
         for path, cid, node in self._walk():
             yield cid
             if isinstance(node, Page):
-                for chunk in self._chunk_cids(node, path):
+                for chunk in self.chunk_cids(node, path):
                     if chunk not in chunks:
                         chunks.add(chunk)
                         yield chunk
 
     def node_for_prefix(self, prefix: Path) -> Covering | None:
         """The lowest node that holds all items below `prefix`: the one there, or the page above; None without items."""
-        path, top = "", None
+        path, place = "", None
         node = self._node(self.top, "")
-        while path != prefix and isinstance(node, IndexNode):
-            path = prefix[: len(path) + 1]
-            top = dict(node.branches).get(path[-1])
-            if top is None:
+        while len(path) < len(prefix) and isinstance(node, IndexNode):
+            place = node.toward(ItemKey(prefix), len(path))
+            if place is None:
                 return None
-            node = self._node(top.cid, path, top.count)
+            path += place[0]
+            node = self._node(place[1].cid, path, place[1])
         if isinstance(node, Page) and not any(entry.key.startswith(prefix) for entry in node.entries):
             return None
-        return Covering(path, top or TreeTop(self.top, node.count))
+        return Covering(path, place[1] if place else TreeTop(self.top, node.count, node.size))
 
     def diff(self, other: Cid, other_get: Get | None = None) -> TreeDiff:
         """What must be added, changed and removed to turn this tree into the one with the top `other`.
@@ -173,21 +190,20 @@ class TreeReader:
         if other == self.top:
             return TreeDiff((), (), ())
         differing: list[tuple[ItemKey, ItemId, bool, bool]] = []
-        pairs: list[tuple[Path, _Side, _Side]] = [("", TreeTop(self.top, self.count), TreeTop(other, there.count))]
+        pairs: list[tuple[_Side, _Side]] = [([("", self.top, None)], [("", other, None)])]
         visited = 0
         while pairs:
-            path, old_side, new_side = pairs.pop()
+            old_side, new_side = pairs.pop()
             visited += 1
             self._check_visited(visited)
-            old, new = self._opened(old_side, path), there._opened(new_side, path)
-            if isinstance(old, Page) and isinstance(new, Page):
-                differing += _differing_entries(old, new)
-                continue
-            old_branches, new_branches = _branches(old, path), _branches(new, path)
-            for nibble in old_branches.keys() | new_branches.keys():
-                before, after = old_branches.get(nibble, _NOTHING), new_branches.get(nibble, _NOTHING)
-                if before != after:
-                    pairs.append((path + nibble, before, after))
+            if [path for path, *_ in old_side] == [path for path, *_ in new_side] and len(old_side) == 1:
+                path = old_side[0][0]
+                old, new = self._open_one(old_side), there._open_one(new_side)
+                if isinstance(old, IndexNode) and isinstance(new, IndexNode):
+                    pairs += _paired(old, new, path)
+                    continue
+            # One side has a page of all this, so that most of the other side differs: all of it is read.
+            differing += _differing_entries(self._entries(old_side), there._entries(new_side))
         differing.sort()
         return TreeDiff(
             added=tuple(item for _, item, was, _ in differing if not was),
@@ -200,46 +216,53 @@ class TreeReader:
         path = ""
         node = self._node(self.top, path)
         while isinstance(node, IndexNode):
-            top = dict(node.branches).get(key[len(path)])
-            if top is None:
+            place = node.toward(key, len(path))
+            if place is None:
                 break
-            path = key[: len(path) + 1]
-            node = self._node(top.cid, path, top.count)
+            path += place[0]
+            node = self._node(place[1].cid, path, place[1])
         return path, node
 
-    def _walk(self) -> Iterator[tuple[Path, Cid, Page | IndexNode]]:
-        """All nodes, parents before children, in ascending order of their paths."""
-        waiting: list[tuple[Path, Cid, int | None]] = [("", self.top, None)]
+    def _walk(self, tops: "_Side | None" = None) -> Iterator[tuple[Path, Cid, Page | IndexNode]]:
+        """All nodes, parents before children, in ascending order of the keys below them."""
+        waiting: _Side = [("", self.top, None)] if tops is None else tops[::-1]
         visited = 0
         while waiting:
-            path, cid, count = waiting.pop()
+            path, cid, promised = waiting.pop()
             visited += 1
             self._check_visited(visited)
-            node = self._node(cid, path, count)
+            node = self._node(cid, path, promised)
             if isinstance(node, IndexNode):
-                waiting += [(path + nibble, top.cid, top.count) for nibble, top in reversed(node.branches)]
+                waiting += [(path + label, top.cid, top) for label, top in reversed(node.branches)]
             yield path, cid, node
 
     def _check_visited(self, visited: int) -> None:
         if visited > self._nodes_max:
             raise TooLarge(f"the item tree has more than {self._nodes_max} nodes", next_step="Pass a larger nodes_max.")
 
-    def open_node(self, cid: Cid, path: Path, count: int | None = None) -> Page | IndexNode:
-        """The node with this CID, as it must be at `path`."""
-        return self._node(cid, path, count)
+    def open_node(self, cid: Cid, path: Path, promised: TreeTop | None = None) -> Page | IndexNode:
+        """The node with this CID, as it must be at `path` and as its parent promised it."""
+        return self._node(cid, path, promised)
 
-    def _opened(self, side: "_Side", path: Path) -> Page | IndexNode:
-        return self._node(side.cid, path, side.count) if isinstance(side, TreeTop) else side
+    def _open_one(self, side: "_Side") -> Page | IndexNode:
+        [(path, cid, promised)] = side
+        return self._node(cid, path, promised)
 
-    def _node(self, cid: Cid, path: Path, count: int | None = None) -> Page | IndexNode:
+    def _entries(self, side: "_Side") -> dict[ItemId, PageEntry]:
+        return {
+            entry.item: entry for _, _, node in self._walk(side) if isinstance(node, Page) for entry in node.entries
+        }
+
+    def _node(self, cid: Cid, path: Path, promised: TreeTop | None = None) -> Page | IndexNode:
         if not is_node_cid(cid):
             raise BadBlob(cid, path, "not the CID of a node")
         try:
             node = parse_node(self._blob(cid, path, BLOB_BYTES_MAX), path)
         except MalformedNode as error:
             raise BadBlob(cid, path, str(error)) from None
-        if count is not None and node.count != count:
-            raise BadBlob(cid, path, f"{node.count} items, its parent promised {count}")
+        if promised is not None and (node.count, node.size) != (promised.count, promised.size):
+            said = f"{promised.count} of {promised.size}"
+            raise BadBlob(cid, path, f"{node.count} items of {node.size} bytes, its parent promised {said}")
         return node
 
     def _blob(self, cid: Cid, path: Path, bytes_max: int) -> bytes:
@@ -271,37 +294,40 @@ class TreeReader:
             raise BadBlob(cids[0], path, problem)
         return b"".join(parts)
 
-    def _chunk_cids(self, page: Page, path: Path) -> Iterator[Cid]:
+    def chunk_cids(self, page: Page, path: Path) -> Iterator[Cid]:
+        """The chunks that the items of a page are in: of large items, and of their model states."""
         for entry in page.entries:
             if entry.large:
                 yield from large_item_cids(entry.data)
             yield from map(Cid, self._item_state(entry, path).state_cids)
 
 
-def verify_tree(top: TreeTop, get: Get, *, nodes_max: int = NODES_MAX) -> TreeReport:
-    """Read everything below `top`, chunks included, and list what is wrong.
+def verify_tree(top: Cid, count: int, get: Get, *, nodes_max: int = NODES_MAX) -> TreeReport:
+    """Read everything below `top`, chunks included, and list what is wrong; `count` items are promised.
 
     A tree without problems is the only tree of its items: its top is what `build` gives for them. Whether they are the
     right items only the history can tell.
     """
     meter = _Meter(get)
-    reader = TreeReader(top.cid, meter)
+    reader = TreeReader(top, meter)
     problems: list[str] = []
     items = nodes = 0
-    waiting = [("", top)]
+    waiting: list[tuple[Path, Cid, TreeTop | None]] = [("", top, None)]
     while waiting and len(problems) < PROBLEMS_MAX:
-        path, place = waiting.pop()
+        path, cid, promised = waiting.pop()
         nodes += 1
         if nodes > nodes_max:
             problems.append(f"more than {nodes_max} nodes")
             break
         try:
-            node = reader._node(place.cid, path, place.count)
+            node = reader._node(cid, path, promised)
+            if promised is None and node.count != count:
+                raise BadBlob(cid, path, f"{node.count} items, the state root promised {count}")
         except BadBlob as error:
             problems.append(error.what)
             continue
         if isinstance(node, IndexNode):
-            waiting += [(path + nibble, branch) for nibble, branch in reversed(node.branches)]
+            waiting += [(path + label, branch.cid, branch) for label, branch in reversed(node.branches)]
             continue
         items += node.count
         for entry in node.entries:
@@ -339,24 +365,29 @@ def _item_problem(reader: TreeReader, meter: _Meter, entry: PageEntry, path: Pat
     return f"The state of item {entry.item.hex()}: {problem}." if problem else ""
 
 
-# One side of a comparison: a node that was not read yet, or the items of a page that the other side has split further.
-_Side = TreeTop | Page
-_NOTHING: Final = Page(())
+# One side of a comparison: nodes with their paths and what their parents promised, in ascending order.
+_Side = list[tuple[Path, Cid, TreeTop | None]]
 
 
-def _branches(node: Page | IndexNode, path: Path) -> Mapping[str, _Side]:
-    """What lies below each nibble, also when this side keeps it all in one page."""
-    if isinstance(node, IndexNode):
-        return dict(node.branches)
-    split: dict[str, list[PageEntry]] = {}
-    for entry in node.entries:
-        split.setdefault(entry.key[len(path)], []).append(entry)
-    return {nibble: Page(tuple(entries)) for nibble, entries in split.items()}
+def _paired(old: IndexNode, new: IndexNode, path: Path) -> Iterator[tuple[_Side, _Side]]:
+    """What both have below the same nibbles, where it differs: one may have a run where the other has its parts."""
+    labels = {label for node in (old, new) for label, _ in node.branches}
+    for label in labels:
+        if any(label in within(wider)[1:] for wider in labels):
+            continue
+        before, after = _side(old, label, path), _side(new, label, path)
+        if before != after:
+            yield before, after
 
 
-def _differing_entries(old: Page, new: Page) -> Iterator[tuple[ItemKey, ItemId, bool, bool]]:
+def _side(node: IndexNode, label: str, path: Path) -> _Side:
+    return [(path + each, top.cid, top) for each, top in node.branches if each in within(label)]
+
+
+def _differing_entries(
+    before: Mapping[ItemId, PageEntry], after: Mapping[ItemId, PageEntry]
+) -> Iterator[tuple[ItemKey, ItemId, bool, bool]]:
     """Key, id, whether the item was there, whether it is there: for each item that is not the same in both."""
-    before, after = ({entry.item: entry for entry in page.entries} for page in (old, new))
     for item in before.keys() | after.keys():
         if before.get(item) != after.get(item):
             yield item_key(item), item, item in before, item in after

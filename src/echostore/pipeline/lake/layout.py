@@ -22,6 +22,7 @@ VERSION_DIGITS = 20
 
 _ENTRY = re.compile(rf"[0-9]{{{VERSION_DIGITS}}}\.json")
 _BLOCKS_FILE = re.compile(r"blocks/([0-9a-f]{2})/(\1[0-9a-f]{62})\.parquet")
+_HASH = re.compile("[0-9a-f]{64}")
 _RUNS_FILE = re.compile(r"runs/([0-9a-f]{64})\.parquet")
 
 
@@ -33,9 +34,19 @@ def runs_name(sha256: str) -> str:
     return f"{RUNS_FOLDER}/{sha256}.parquet"
 
 
-def base_name(genesis: bytes) -> str:
+def bases_of(party: bytes) -> str:
+    """The folder of the snapshots of a party's epochs."""
+    return f"{BASES_FOLDER}/{party.hex()}"
+
+
+def base_name(party: bytes, genesis: bytes) -> str:
     """The file of an epoch's snapshot, by the hash of its genesis."""
-    return f"{BASES_FOLDER}/{genesis.hex()}.parquet"
+    return f"{bases_of(party)}/{genesis.hex()}.parquet"
+
+
+def genesis_in(path: Path) -> bytes | None:
+    """The hash in the name of such a file; None for other files."""
+    return bytes.fromhex(path.stem) if _HASH.fullmatch(path.stem) else None
 
 
 def entry_name(version: int) -> str:

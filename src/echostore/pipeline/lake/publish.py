@@ -53,7 +53,7 @@ class Published:
     files: int = 0
     bytes: int = 0
     bases: int = 0
-    """Snapshots of epochs that left something out."""
+    """Snapshots of epochs that parties stand on."""
     damaged: list[tuple[PartyKey, str]] = field(default_factory=list)
     """Parties of which not everything could be read, and why. The others are published all the same."""
     compacted: dict[PartyKey, int] = field(default_factory=dict)

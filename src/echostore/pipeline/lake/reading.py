@@ -115,6 +115,14 @@ class BlobsReader:
                 self._places[cid] = group, row
         self._decoded: dict[int, pa.ChunkedArray] = {}
 
+    def __contains__(self, cid: bytes) -> bool:
+        return cid in self._places
+
+    def about(self, key: str) -> str | None:
+        """What the file says of itself."""
+        told = (self._file.metadata.metadata or {}).get(key.encode())
+        return None if told is None else told.decode(errors="replace")
+
     def get(self, cid: bytes) -> bytes | None:
         place = self._places.get(cid)
         if place is None:

@@ -35,7 +35,7 @@ MERGED_BYTES = 64 << 20
 STATES, INDEX = "states", "state_index"
 """Files of states are named by those of the index, by row group: they are never written anew here."""
 
-BY_BUILD = frozenset({"cuts", "admission", "rejected", "bases"})
+BY_BUILD = frozenset({"cuts", "admission", "rejected", "standing"})
 NEWEST = {"parties": (["party"], "commit"), "tops": (["party", "bucket"], "turn")}
 """Kinds of which the row with the highest number counts, by key."""
 REPLACED = BY_BUILD | NEWEST.keys() | {INDEX}

@@ -135,16 +135,16 @@ def write_item_tables(
     `superseded` says by path which items of a file were folded again later in the same run.
     """
     named = list(states)
-    wanted = tuple(name for name in _ITEM_TABLES if name in tables)
+    wanted = tuple(name for name in ITEM_TABLES if name in tables)
     if not named or not wanted:
         return {}
     frame = frame_of(spark, pa.Table.from_batches([named_rows({"states": named})]))
     tasks = min(len(named), 8 * int(spark.sparkContext.defaultParallelism))
-    task = _WritingTables(place, commit, models, wanted, superseded or {})
+    task = WritingTables(place, commit, models, wanted, superseded or {})
     return named_files(collect(mapped(frame.repartition(tasks), task, NAMED)))
 
 
-_ITEM_TABLES = {"items": ITEMS, "properties": PROPERTIES, "links": LINKS}
+ITEM_TABLES = {"items": ITEMS, "properties": PROPERTIES, "links": LINKS}
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _up_to(stream: Iterator[pa.RecordBatch], rows_max: int) -> Iterator[pa.Recor
 
 
 @dataclass(frozen=True)
-class _WritingTables:
+class WritingTables:
     """The task: files of item states into files of tables."""
 
     place: Place
@@ -195,7 +195,7 @@ class _WritingTables:
                 made = item_tables(part, self.commit, factory)
                 for name in self.tables:
                     rows[name].append(made[name])
-        files = {name: self.place.write(table_kind(name), _ITEM_TABLES[name], rows[name]) for name in self.tables}
+        files = {name: self.place.write(table_kind(name), ITEM_TABLES[name], rows[name]) for name in self.tables}
         yield named_rows({table_kind(name): [file] for name, file in files.items() if file is not None})
 
 

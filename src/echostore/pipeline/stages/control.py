@@ -191,7 +191,7 @@ def _fold(lake: str, party: PartyKey, pieces: pa.Table, bundler: Bundler) -> Non
     machine = folded.membership.machine
     children = [child for child, _ in machine.children]
     for child in (None, *children):
-        _tell_party(folded, child, stands_on(lake, machine.epoch_tally(child)), bundler)
+        _tell_party(folded, child, stands_on(lake, child or party, machine.epoch_tally(child)), bundler)
         for key, feed in feeds.items():
             if folded.cursors[feed_id(key)].key == key:
                 for held in feed.held.pieces:

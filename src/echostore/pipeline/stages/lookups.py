@@ -3,6 +3,9 @@
     dependencies of a piece on a feed's bucket ──┐  shuffled by (party, named feed, bucket): some rows of packed columns
     the held pieces of that bucket ──────────────┴─► one task reads the links and depths of the pieces and compares
 
+Below the epoch that a party stands on nobody looks: there the depth is checked by a bound, and the link not at all, also
+where the lake has the block. Peers do the same, or those that have deleted it would disagree.
+
 Blocks themselves are never shuffled. A dependency that is not met now may be met by no other block later: what it names
 is a hash. Whether the block that it names is *processed* is not asked here.
 """
@@ -23,6 +26,7 @@ from echostore.pipeline import schemas
 from echostore.pipeline.lake.reading import read_rows
 from echostore.pipeline.stages.envelopes import Longs
 from echostore.pipeline.stages.frames import mapped
+from echostore.pipeline.stages.planning import NO_FILE
 
 MISSING = "missing"
 """What is wrong with a dependency on a block that is not held."""
@@ -96,6 +100,11 @@ class Target:
     _marks: tuple[int, int, Prefixes, Longs] | None = field(default=None, init=False)
     """From and up to which block they were read."""
 
+    @property
+    def below_floor(self) -> bool:
+        """Whether the party's epoch has it: then the bound of depth alone is checked (O8)."""
+        return self.file == NO_FILE
+
     def marks(self, first: int, end: int) -> tuple[int, Prefixes, Longs]:
         """Links and depths of at least these blocks, and the block with which they begin."""
         if self._marks is None or not self._marks[0] <= first <= end <= self._marks[1]:
@@ -134,6 +143,11 @@ def named(row: dict[str, Any], targets: list[Target]) -> dict[str, Any]:
     for target in targets:
         inside = np.flatnonzero((wanted >= target.start) & (wanted < target.end) & (twigs == -1))
         if not len(inside):
+            continue
+        if target.below_floor:
+            bound = wanted[inside] + (target.row or 0)
+            twigs[inside] = target.twig
+            right[inside] = (depths[inside] > 0) & (depths[inside] <= bound)
             continue
         # A few new blocks name a few old ones: what lies before those need not be read.
         first, links, found_depths = target.marks(int(wanted[inside].min()), int(wanted[inside].max()) + 1)

@@ -39,7 +39,7 @@ from echostore.pipeline.stages.control import ControlTables, Limits
 from echostore.pipeline.stages.frames import frame_of, mapped
 from echostore.pipeline.stages.lookups import look_up
 from echostore.pipeline.stages.party_steps import JUDGING, Judging, holding, walking
-from echostore.pipeline.stages.planning import BUCKET_BITS, Before, Place, Plan, plan_pieces
+from echostore.pipeline.stages.planning import BUCKET_BITS, Before, Floors, Place, Plan, plan_pieces
 from echostore.pipeline.stages.rounds import cut_to_closure, stops_of
 from echostore.pipeline.stages.twigs import Row
 from echostore.pipeline.stages.verify import verify_runs
@@ -95,8 +95,10 @@ def order_blocks(
     limits: Limits | None = None,
     previous: Rows | None = None,
     here_rows_max: int = HERE_ROWS_MAX,
+    floors: Floors | None = None,
 ) -> OrderTables:
-    """Order the data feeds that control admits. `previous` is the CUTS table of the last commit.
+    """Order the data feeds that control admits. `previous` is the CUTS table of the last commit, and of epochs whose
+    items are taken up now; `floors` are the cuts of all epochs that parties stand on.
 
     Feeds whose cut is now below the previous one (a fork that control does not know of) have fewer blocks than before.
     """
@@ -105,7 +107,11 @@ def order_blocks(
     runs, unadmitted = split_admitted(lake_version.runs(parties=_wanted(control, parties), control=False), admission)
     width = int(spark.sparkContext.defaultParallelism)
     plan = plan_pieces(
-        runs, before=_before(previous, limits or {}), limits=_limits(runs, limits or {}), tasks_min=2 * width
+        runs,
+        before=_before(previous),
+        limits=_limits(runs, limits or {}),
+        floors=floors,
+        tasks_min=2 * width,
     )
     tasks = 0 if _rows_expected(plan) <= here_rows_max else max(width, len(plan.pieces) // PARTY_TASK_PIECES)
     base = _base(spark, previous, plan)
@@ -122,7 +128,7 @@ def order_blocks(
     twigs = run_by_party(spark, {"held": held, "named": ends, "base": base}, walking, schemas.TWIGS, tasks)
     cuts, rounds = cut_to_closure(spark, named, held, twigs)
     parts = {
-        "feed": runs.select(["party", "feed"]).group_by(["party", "feed"]).aggregate([]),
+        "feed": feeds_in(runs, plan),
         "held": held,
         "twig": twigs,
         "cut": cuts,
@@ -181,15 +187,22 @@ def _places(rows: pa.Table) -> list[Place]:
     return list(zip(rows["party"].to_pylist(), rows["feed"].to_pylist(), strict=True))
 
 
-def _before(previous: Rows | None, limits: Limits) -> dict[Place, Before]:
-    """Where the last commit left the feeds; a moment of the past is read from the beginning."""
+def feeds_in(runs: pa.Table, plan: Plan) -> pa.Table:
+    """The feeds of which something is said: those with blocks, and those of which an epoch has all that there is."""
+    columns = ["party", "feed"]
+    both = pa.concat_tables([runs.select(columns), plan.pieces.select(columns)], promote_options="permissive")
+    return both.group_by(columns).aggregate([])
+
+
+def _before(previous: Rows | None) -> dict[Place, Before]:
+    """Where the last commit left the feeds."""
     if previous is None:
         return {}
     rows = _of_data(previous, ["party", "feed", "length", "link", "depth"])
     return {
         (row["party"], row["feed"]): Before(row["length"], row["link"], row["depth"])
         for row in rows.to_pylist()
-        if row["party"] not in limits and row["length"]
+        if row["length"]
     }
 
 
@@ -231,9 +244,21 @@ def bases_of(plan: Plan) -> pa.Table:
     return pa.table(columns)
 
 
+def floor_columns(plan: Plan) -> dict[str, pa.Array]:
+    """Where the floors of `plan.bases` are; nulls where there is none."""
+    found = [plan.floors.get(place) for place, _ in plan.bases.values()]
+    return {
+        "floor": pa.array([None if at is None else at.length for at in found], pa.int64()),
+        "floor_link": pa.array([None if at is None else at.link for at in found], pa.binary()),
+        "floor_depth": pa.array([None if at is None else at.depth for at in found], pa.int64()),
+    }
+
+
 def _base(spark: Any, previous: Rows | None, plan: Plan) -> Rows:
-    """Of the feeds that go on: their first piece, and what they had said about others."""
+    """Of the feeds that go on: their first piece, where their floor is, and what they had said about others."""
     bases = bases_of(plan)
+    for name, column in floor_columns(plan).items():
+        bases = bases.append_column(name, column)
     if previous is None or not plan.bases:
         for name in asserted.COLUMNS:
             bases = bases.append_column(name, pa.array([b""] * len(bases), pa.binary()))

@@ -24,11 +24,13 @@ from echostore.pipeline.stages.order import (
     as_rejects,
     as_targets,
     bases_of,
+    feeds_in,
+    floor_columns,
     known_pieces,
     split_admitted,
 )
 from echostore.pipeline.stages.party_steps import Judging, holding, walking
-from echostore.pipeline.stages.planning import Before, Place, Plan, plan_pieces
+from echostore.pipeline.stages.planning import Before, Floors, Place, Plan, plan_pieces
 from echostore.pipeline.stages.rounds import Cutting, Twig, first_beyond, stops_in
 from echostore.pipeline.stages.twigs import Row
 from echostore.pipeline.stages.verify import Verifying
@@ -45,16 +47,33 @@ class OrderRows:
     plan: Plan
 
 
+def plan_here(runs: pa.Table, admission: pa.Table, previous: pa.Table | None, floors: Floors | None = None) -> Plan:
+    """Which stretches of data runs are new. `admission` is ADMISSION, `previous` the CUTS so far, and `floors` the cuts of
+    epochs that parties stand on."""
+    return plan_pieces(split_admitted(runs, _standing(admission))[0], before=_before(previous), floors=floors)
+
+
+def fresh_pieces(plan: Plan) -> pa.Table:
+    """The pieces that have to be verified."""
+    return plan.pieces.filter(pc.invert(plan.pieces["old"]))
+
+
 def order_here(
-    lake: str, runs: pa.Table, admission: pa.Table, control_targets: pa.Table, previous: pa.Table | None
+    lake: str,
+    runs: pa.Table,
+    admission: pa.Table,
+    control_targets: pa.Table,
+    previous: pa.Table | None,
+    floors: Floors | None = None,
+    verified: pa.Table | None = None,
 ) -> OrderRows:
-    """Order data runs. `admission` is ADMISSION, `previous` the CUTS so far."""
-    standing = admission.filter(pc.invert(admission["control"])).select(["party", "feed", "start", "end", "role"])
+    """Order data runs. `verified` is VERIFIED of the fresh pieces of `plan_here`, where others have verified them."""
+    standing = _standing(admission)
+    plan = plan_here(runs, admission, previous, floors)
     runs, unadmitted = split_admitted(runs, standing)
-    plan = plan_pieces(runs, before=_before(previous))
     base = _base(previous, plan)
-    fresh_pieces = plan.pieces.filter(pc.invert(plan.pieces["old"]))
-    verified = pa.Table.from_batches(Verifying(lake)(iter(fresh_pieces.to_batches())), schemas.VERIFIED)
+    if verified is None:
+        verified = pa.Table.from_batches(Verifying(lake)(iter(fresh_pieces(plan).to_batches())), schemas.VERIFIED)
     of_pieces = pc.is_null(verified["names"])
     fresh = verified.filter(of_pieces).drop_columns(list(NOT_OF_PIECES))
     holdings = run_by_party(None, {"fresh": fresh, **known_pieces(plan)}, holding, BUNDLES, 0)
@@ -66,7 +85,7 @@ def order_here(
     _close(cutting, named, held, twigs)
     cuts = cutting.table()
     parts = {
-        "feed": runs.select(["party", "feed"]).group_by(["party", "feed"]).aggregate([]),
+        "feed": feeds_in(runs, plan),
         "held": held,
         "twig": twigs,
         "cut": cuts,
@@ -91,6 +110,10 @@ def order_here(
 # what is known
 
 
+def _standing(admission: pa.Table) -> pa.Table:
+    return admission.filter(pc.invert(admission["control"])).select(["party", "feed", "start", "end", "role"])
+
+
 def _data(cuts: pa.Table) -> pa.Table:
     return cuts.filter(pc.invert(cuts["control"]))
 
@@ -109,8 +132,11 @@ def _base(previous: pa.Table | None, plan: Plan) -> pa.Table:
     bases = bases_of(plan)
     said = {} if previous is None else {(row["party"], row["feed"]): row for row in _data(previous).to_pylist()}
     places = [place for place, _ in plan.bases.values()]
+    for name, column in floor_columns(plan).items():
+        bases = bases.append_column(name, column)
     for name in asserted.COLUMNS:
-        bases = bases.append_column(name, pa.array([said[place][name] for place in places], pa.binary()))
+        words = [said[place][name] if place in said else b"" for place in places]
+        bases = bases.append_column(name, pa.array(words, pa.binary()))
     return bases
 
 

@@ -23,6 +23,7 @@ from echostore.pipeline.stages.by_party import parties
 from echostore.pipeline.stages.control import ended_rejects
 from echostore.pipeline.stages.holding import Stretch, hold
 from echostore.pipeline.stages.lookups import read_marks
+from echostore.pipeline.stages.planning import NO_FILE
 from echostore.pipeline.stages.twigs import Row, walk_feed
 
 HOLDING = {"held": schemas.HELD, "unheld": schemas.UNHELD}
@@ -146,9 +147,14 @@ class _Feed:
         if reason is not None:
             for row in ended_rejects(self.party, feed_id(self.feed), end.length, end.held, str(reason)):
                 bundler.add("rejects", row)
-        last = verdicts.allowed_last(intervals, end.length)
+        last = verdicts.allowed_last(intervals, end.length, self._floor["floor"] or 0)
         if last is not None:
             bundler.add("timeframe", {**key, "seq": last, "link": self._mark(last)[0]})
+
+    @property
+    def _floor(self) -> dict[str, Any]:
+        """Where the epoch ends that the party stands on."""
+        return next(iter(self.kinds.get("base", [])), {"floor": None})
 
     def _judged(self, twig: dict[str, Any]) -> verdicts.Verdict:
         number = twig["twig"]
@@ -189,6 +195,9 @@ class _Feed:
         """Link and depth of a held block of the branch that is processed: one row is read."""
         for row in self.kinds.get("held", []):
             if row["main"] and row["start"] <= seq < row["end"]:
+                if row["file"] == NO_FILE:
+                    assert seq == self._floor["floor"] - 1, f"block {seq} lies below the party's epoch"
+                    return self._floor["floor_link"], self._floor["floor_depth"]
                 at = row["row"] + seq - row["start"]
                 links, depths = read_marks(self.lake, row["file"], at, at + 1)
                 return links[0].tobytes(), int(depths[0])

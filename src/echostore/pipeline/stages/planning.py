@@ -11,10 +11,14 @@ tells the bucket in which to look for the block that it names.
 
 Blocks below the previous commit's cut are *old*: they are planned as targets of dependencies, and not verified again.
 Feeds whose runs overlap are read whole: a late branch may lie below any cut.
+
+Where a party stands on an epoch, its cut is a *floor*: what lies below is not read, whether the lake has it or not. It is
+planned as old pieces without a file; dependencies on them are checked by the bound of depth alone (O8 of the orderer).
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,6 +48,13 @@ class Before(NamedTuple):
     depth: int
 
 
+Floors = Mapping[Place, Before]
+"""Where the epochs end that parties stand on."""
+
+NO_FILE = ""
+"""The file of pieces below a floor. Their `row` is what the depth of a block there may exceed its seq by (O8)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What to read. `bases` are the feeds that go on where the previous commit left them, by their first piece."""
@@ -52,6 +63,7 @@ class Plan:
     bases: dict[int, tuple[Place, Before]]
     forked: frozenset[Place]
     """Feeds whose runs overlap: they may have branches."""
+    floors: Floors
 
 
 def plan_pieces(
@@ -59,25 +71,30 @@ def plan_pieces(
     *,
     before: Mapping[Place, Before] | None = None,
     limits: Mapping[Place, int] | None = None,
+    floors: Floors | None = None,
     tasks_min: int = 1,
 ) -> Plan:
     """The pieces of sorted runs. `limits` says of how many blocks of a feed a job wants to know."""
-    before, limits = before or {}, limits or {}
+    before, limits, floors = before or {}, limits or {}, floors or {}
     rows: list[_Piece] = []
     bases: dict[int, tuple[Place, Before]] = {}
     forked = set()
-    for place, stretches, overlap in _by_feed(runs):
+    for place, stretches, overlap in _with_floors(_by_feed(runs), floors):
         limit = limits.get(place)
-        known = before.get(place)
+        known, floor = before.get(place), floors.get(place)
         if overlap:
             forked.add(place)
-        taken = 0
-        if known is not None and known.length and not overlap and _continues(stretches, known):
-            taken = known.length
+        if known is not None and (not known.length or overlap or not _continues(stretches, known)):
+            known = None
+        known = known or floor
+        if known is not None:
             bases[len(rows)] = place, known
+        if floor is not None:
+            rows.extend(_below(place, floor, limit))
+        taken = known.length if known is not None else 0
         for stretch in _cut(stretches) if overlap else stretches:
             rows.extend(_pieces(place, stretch, taken, known, limit))
-    return Plan(_table(rows, tasks_min), bases, frozenset(forked))
+    return Plan(_table(rows, tasks_min), bases, frozenset(forked), floors)
 
 
 class _Stretch(NamedTuple):
@@ -119,6 +136,30 @@ def _by_feed(runs: pa.Table) -> Iterator[tuple[Place, list[_Stretch], bool]]:
         found.append(_Stretch(*rest))
     if at is not None:
         yield at, found, overlaps
+
+
+def _with_floors(
+    feeds: Iterator[tuple[Place, list[_Stretch], bool]], floors: Floors
+) -> Iterator[tuple[Place, list[_Stretch], bool]]:
+    """The same above the floors, and feeds of which there is a floor alone."""
+    left = dict(floors)
+    for place, stretches, overlap in feeds:
+        floor = left.pop(place, None)
+        if floor is None:
+            yield place, stretches, overlap
+            continue
+        above = [_part(each, max(each.start, floor.length), each.end) for each in stretches if each.end > floor.length]
+        above.sort(key=lambda each: each.start)
+        yield place, above, any(one.end > other.start for one, other in pairwise(above))
+    for place in sorted(left):
+        yield place, [], False
+
+
+def _below(place: Place, floor: Before, limit: int | None) -> Iterator[_Piece]:
+    """What lies below a floor, by buckets."""
+    for start in range(0, floor.length, BUCKET):
+        end = min(start + BUCKET, floor.length)
+        yield _Piece(*place, start, end, NO_FILE, floor.depth - floor.length + 1, None, limit, True, 0)
 
 
 def _continues(stretches: list[_Stretch], known: Before) -> bool:

@@ -8,11 +8,9 @@ What is hard is folded again by the rounds of `fold_rounds`; `SparkEngine` runs 
 the attempt. Lists of hard items and of edges come to the driver only where something is hard or absent.
 """
 
-import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -59,7 +57,7 @@ from echostore.pipeline.stages.state_files import (
     states_noted,
 )
 from echostore.pipeline.stages.subtrees import Subtrees, TopsBefore, latest_tops, tops_parcels
-from echostore.pipeline.stages.writers import absent_items, read_arrow, writers_of
+from echostore.pipeline.stages.writers import absent_items, read_arrow, write_arrow, writers_of
 
 TASK_BLOCKS = 1 << 18
 """Blocks for one task of a round, at least: seconds of work."""
@@ -98,6 +96,8 @@ class Inputs:
     """Blocks below the cuts before whose standing changed: party, feed, start, end."""
     bases: Bases | None = None
     """The epochs that parties stand on: what is folded from the past is folded from there."""
+    trees: bool = True
+    """Whether the first round makes subtrees, where it can: not where states are newer than the tops before."""
 
     def cuts_below(self, history: bool) -> Rows | None:
         """Where the blocks begin that a round takes."""
@@ -169,7 +169,7 @@ class SparkEngine:
             None if wanted is None else self._scratch("absent", items_table(round.absent)),
             None if wanted is None else self._scratch("admission", self._admission(round)),
             round.history,
-            trees=wanted is None and self._here,
+            trees=wanted is None and given.trees and self._here,
             lake=given.lake,
             bases=self._scratch("bases", given.bases.rows) if given.bases else None,
         )
@@ -335,11 +335,7 @@ class SparkEngine:
         return pa.Table.from_pylist(plain, ADMISSION)
 
     def _scratch(self, name: str, table: pa.Table) -> str:
-        """A table for the tasks of one round, in the attempt's folder. No commit names it."""
-        path = Path(self.inputs.place.out, self.inputs.place.folder, f"{name}-{uuid.uuid4().hex}.arrow")
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table)
-        return str(path)
+        return write_arrow(self.inputs.place, name, table)
 
     # what comes out
 

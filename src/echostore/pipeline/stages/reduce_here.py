@@ -35,6 +35,9 @@ HISTORY_BLOCKS_MAX = 200_000
 """Where items have to be folded from their whole past, blocks that a task reads for it; more is a job for Spark."""
 
 
+Files = dict[str, list[NamedFile]]
+
+
 class TooMuchHistory(Exception):
     """Items of a party have to be folded from more blocks than a task should read. The next commit does it."""
 
@@ -60,11 +63,9 @@ class HereEngine(SparkEngine):
         if round.history and sum(self._messages[party] for party in round.wanted or ()) > HISTORY_BLOCKS_MAX:
             raise TooMuchHistory
         wanted = None if round.wanted is None else self._scratch("wanted", items_table(round.wanted))
-        parcels = [*_through(Demux(given.lake, given.place, wanted), self._slices(round))]
+        demuxes = [(Demux(given.lake, given.place, wanted), self._slices(round))]
         if wanted is None and given.moved is not None:
-            touching = Demux(given.lake, given.place, None, touching=True)
-            parcels += _through(touching, self._moved_slices())
-        parcels += self._more_parcels(round)
+            demuxes.append((Demux(given.lake, given.place, None, touching=True), self._moved_slices()))
         task = Reducing(
             given.place,
             given.turn + round.number,
@@ -75,13 +76,14 @@ class HereEngine(SparkEngine):
             lake=given.lake,
             bases=self._scratch("bases", given.bases.rows) if given.bases else None,
         )
-        table = pa.Table.from_batches(parcels, PARCELS)
-        table = table.sort_by([("party", "ascending"), ("bucket", "ascending")]).combine_chunks()
-        files: dict[str, list[NamedFile]] = {}
-        for batch in task(iter(table.to_batches())):
-            for kind, named in named_files(batch.to_pylist()).items():
-                files.setdefault(kind, []).extend(named)
-        return self._found(round, files)
+        more = pa.Table.from_batches(self._more_parcels(round), PARCELS)
+        return self._found(round, self.carry_out(demuxes, more, task))
+
+    def carry_out(self, demuxes: list[tuple[Demux, list[dict[str, Any]]]], more: pa.Table, task: Reducing) -> Files:
+        """Slices into parcels, and all parcels through the reducer; the files that it wrote, by kind."""
+        found = [pa.Table.from_batches(demux(_batches(slices)), PARCELS) for demux, slices in demuxes]
+        rows = [row for batch in task(by_bucket([*found, more])) for row in batch.to_pylist()]
+        return named_files(rows)
 
     def lacking(self, parties: frozenset[PartyKey]) -> Iterator[tuple[PartyKey, ItemId, ItemId]]:
         if self.inputs.lacking_before is not None:
@@ -171,5 +173,11 @@ def read_index_rows(out: str, files: Iterable[NamedFile], parties: frozenset[byt
     return pa.concat_tables([STATE_INDEX.empty_table(), *tables])
 
 
-def _through(task: Demux, slices: list[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
-    return task(iter([pa.RecordBatch.from_pylist(slices, SLICES)]))
+def by_bucket(parcels: list[pa.Table]) -> Iterator[pa.RecordBatch]:
+    """Parcels as the reducer wants them: sorted by party and bucket."""
+    table = pa.concat_tables(parcels).sort_by([("party", "ascending"), ("bucket", "ascending")])
+    return iter(table.combine_chunks().to_batches())
+
+
+def _batches(slices: list[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
+    return iter([pa.RecordBatch.from_pylist(slices, SLICES)])

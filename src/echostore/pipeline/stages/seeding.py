@@ -2,9 +2,12 @@
 
     base epoch in the lake ──► one task per bucket walks the nodes on its path and those below ──► states, subtrees
 
-Only the first build of a party on an epoch does this; it costs the items of the epoch, whatever its history.
+Only the first build of a party on an epoch does this. Where there are states of an earlier commit, only items are written
+that the epoch has otherwise: buckets whose top is the same are not opened, of others the items are compared. Without such
+states it costs the items of the epoch, whatever its history.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
@@ -12,38 +15,98 @@ from itertools import product
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from echostore.kernel.ids import Cid
 from echostore.kernel.snapshot import NIBBLES
+from echostore.pipeline.output.files import read_table
 from echostore.pipeline.output.record import NamedFile
 from echostore.pipeline.output.writing import NAMED, Collect, Place, named_files, named_rows
-from echostore.pipeline.schemas import BLOBS, ITEM_STATES, MOVES
+from echostore.pipeline.schemas import BLOBS, ITEM_STATES, MOVES, STATE_INDEX
 from echostore.pipeline.stages.frames import frame_of, mapped
 from echostore.pipeline.stages.operation_columns import rows_table
 from echostore.pipeline.stages.parcels import bucket_nibbles
 from echostore.pipeline.stages.standing import STANDING, Bases
-from echostore.pipeline.stages.state_files import StateWriter
-from echostore.pipeline.stages.subtrees import Subtrees
+from echostore.pipeline.stages.state_files import StateWriter, index_parcels, read_states, states_noted
+from echostore.pipeline.stages.subtrees import STATE_COLUMNS, Subtrees, latest_tops
 from echostore.wire.base_epoch import BaseEpoch
 from echostore.wire.generated import snapshot_pb2 as pb
 
-SEEDS = STANDING.append(pa.field("bucket", pa.string(), nullable=False))
+SEEDS = pa.schema(
+    [
+        *STANDING,
+        pa.field("bucket", pa.string(), nullable=False),
+        # Where there are states of an earlier commit: their places (JSON), and the CID of the bucket's top.
+        pa.field("before", pa.list_(pa.string())),
+        pa.field("top", pa.binary()),
+    ]
+)
 """A bucket of a party that is to be taken from its base."""
 
+Files = dict[str, list[NamedFile]]
 
-def seed(spark: Any, bases: Bases, place: Place, turn: int, collect: Collect) -> dict[str, list[NamedFile]]:
-    """Files of the kinds states, state_index, tops, moves and blobs: what the parties have on their bases."""
+
+def seed(
+    spark: Any, bases: Bases, place: Place, turn: int, collect: Collect, before: "StatesBefore | None" = None
+) -> Files:
+    """Files of the kinds states, state_index, tops, moves and blobs: what the parties have on their bases, or what of it
+    differs from the states before."""
+    known = {} if before is None else before.nibbles()
     messages: dict[bytes, int] = {}
     for row in bases.cuts().to_pylist():
         messages[row["party"]] = messages.get(row["party"], 0) + row["length"]
     rows = [
         {**row, "bucket": "".join(nibbles)}
         for row in bases.rows.to_pylist()
+        if row["party"] not in known
         for nibbles in product(NIBBLES, repeat=bucket_nibbles(messages.get(row["party"], 0)))
     ]
+    if before is not None:
+        standing = {row["party"]: row for row in bases.rows.to_pylist()}
+        rows += [{**standing[party], **bucket} for party, bucket in before.buckets(known) if party in standing]
     tasks = min(len(rows), 4 * int(spark.sparkContext.defaultParallelism))
     frame = frame_of(spark, pa.Table.from_pylist(rows, SEEDS)).repartitionByRange(tasks, "party", "bucket")
     return named_files(collect(mapped(frame, Seeding(bases.lake, place, turn), NAMED)))
+
+
+@dataclass(frozen=True)
+class StatesBefore:
+    """What the last commit has of parties that come to stand on another epoch."""
+
+    out: str
+    parties: frozenset[bytes]
+    index: tuple[NamedFile, ...]
+    tops: tuple[NamedFile, ...]
+
+    def nibbles(self) -> dict[bytes, int]:
+        """By how many nibbles their items were spread."""
+        found: dict[bytes, int] = {}
+        for row in self._rows(self.index, STATE_INDEX, ["party", "bucket"]).to_pylist():
+            found[row["party"]] = max(found.get(row["party"], 0), len(row["bucket"]))
+        return found
+
+    def buckets(self, nibbles: dict[bytes, int]) -> Iterator[tuple[bytes, dict[str, Any]]]:
+        """All buckets of the parties, with what SEEDS say of the states before."""
+        tops = latest_tops(self.out, self.tops, nibbles)
+        names = ("party", "bucket", "cid")
+        cids = {
+            (party, bucket): cid for party, bucket, cid in zip(*(tops[name].to_pylist() for name in names), strict=True)
+        }
+        notes: dict[tuple[bytes, str], list[str]] = defaultdict(list)
+        for parcel in index_parcels(self._rows(self.index, STATE_INDEX, STATE_INDEX.names), nibbles):
+            notes[parcel["party"], parcel["bucket"]].append(parcel["note"])
+        for party, depth in nibbles.items():
+            for each in product(NIBBLES, repeat=depth):
+                bucket = "".join(each)
+                yield (
+                    party,
+                    {"bucket": bucket, "before": notes.get((party, bucket), []), "top": cids.get((party, bucket))},
+                )
+
+    def _rows(self, files: tuple[NamedFile, ...], schema: pa.Schema, names: list[str]) -> pa.Table:
+        wanted = pc.field("party").isin(pa.array(sorted(self.parties), pa.binary()))
+        tables = [read_table(self.out, file, schema, columns=names, filters=wanted).select(names) for file in files]
+        return pa.concat_tables([pa.schema([schema.field(name) for name in names]).empty_table(), *tables])
 
 
 @dataclass(frozen=True)
@@ -56,6 +119,7 @@ class Seeding:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         parts: list[tuple[bytes, str, pa.Table]] = []
+        changed: list[tuple[bytes, str, pa.Table]] = []
         subtrees = Subtrees(self.place, self.turn)
         blobs: dict[Cid, bytes] = {}
         moves: list[tuple[Any, ...]] = []
@@ -65,19 +129,52 @@ class Seeding:
             if party not in opened:
                 opened = {party: Bases(self.lake, pa.Table.from_pylist([row], STANDING)).opened(party)}
             base = opened[party]
-            states = _states(base, party, bucket, blobs)
-            subtrees.add(party, bucket, None, [], states)
-            if len(states):
-                parts.append((party, bucket, states))
+            if row["before"] is None:
+                states = _states(base, party, bucket, blobs)
+                subtrees.add(party, bucket, None, [], states)
+                parts += [(party, bucket, states)] if len(states) else []
+            elif not _same_top(base, bucket, row["top"]):
+                # Subtrees of these are made when everything above the epoch is folded too.
+                states = self._differing(base, row, blobs)
+                changed += [(party, bucket, states)] if len(states) else []
             if not bucket.strip(NIBBLES[0]):  # the first bucket of a party
                 moves += _moves(base, party, self.turn)
-        files: dict[str, list[NamedFile]] = {**StateWriter(self.place, self.turn).write(parts, whole=True)}
+        writer = StateWriter(self.place, self.turn)
+        files: Files = {**writer.write(parts, whole=True)}
+        for kind, named in writer.write(changed).items():
+            files[kind] = [*files.get(kind, ()), *named]
         for kind, named in subtrees.write().items():
-            files[kind] = list(named)
+            files[kind] = [*files.get(kind, ()), *named]
         for kind, schema, rows in (("blobs", BLOBS, list(blobs.items())), ("moves", MOVES, moves)):
             file = self.place.write(kind, schema, rows_table(rows, schema).to_batches(max_chunksize=4096))
             files[kind] = [*files.get(kind, ()), *([] if file is None else [file])]
         yield named_rows(files)
+
+    def _differing(self, base: BaseEpoch, row: dict[str, Any], blobs: dict[Cid, bytes]) -> pa.Table:
+        """ITEM_STATES of the items of a bucket that the epoch has otherwise than the states before, or no more."""
+        party, bucket = row["party"], row["bucket"]
+        kept, _ = read_states(self.place.out, states_noted(row["before"]), {party: {bucket}}, STATE_COLUMNS)
+        kept = kept.filter(pc.invert(kept["gone"]))
+        known = dict(
+            zip(kept["item"].to_pylist(), pc.coalesce(kept["encoded"], kept["state"]).to_pylist(), strict=True)
+        )
+        rows = []
+        for state in base.states_below(bucket):
+            if known.pop(state.item, None) != state.SerializeToString(deterministic=True):
+                rows.append(_row(base, party, state, blobs))
+        rows += [_gone_row(party, item) for item in known]
+        rows.sort(key=lambda each: each["item_key"])
+        return pa.Table.from_pylist(rows, ITEM_STATES).combine_chunks()
+
+
+def _same_top(base: BaseEpoch, bucket: str, top: bytes | None) -> bool:
+    covering = base.reader.node_for_prefix(bucket)
+    return covering is not None and covering.path == bucket and covering.top.cid == top
+
+
+def _gone_row(party: bytes, item: bytes) -> dict[str, Any]:
+    key = {"party": party, "item_key": sha256(item).digest(), "item": item, "gone": True}
+    return {**key, "model": "", "version": 0, "genesis_depth": 0, "guarded": False, "state": b""}
 
 
 def _states(base: BaseEpoch, party: bytes, bucket: str, blobs: dict[Cid, bytes]) -> pa.Table:

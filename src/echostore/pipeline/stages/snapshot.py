@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from echostore.kernel.errors import EchoError
 from echostore.kernel.ids import Cid, FeedKey, ItemId, Link, PartyKey
 from echostore.kernel.models.factory import ModelFactory
-from echostore.kernel.snapshot import NIBBLES, ModelVersion, TimeframeEntry, TreeTop, is_page
+from echostore.kernel.snapshot import NIBBLES, ModelVersion, TimeframeEntry, TreeTop
 from echostore.pipeline.models import model_factory
 from echostore.pipeline.output.files import read_table
 from echostore.pipeline.output.record import NamedFile
@@ -46,10 +46,11 @@ from echostore.pipeline.stages.state_files import (
     states_noted,
 )
 from echostore.pipeline.stages.subtrees import STATE_COLUMNS, Subtrees, TopsBefore, latest_tops, tops_parcels
+from echostore.wire.base_epoch import BaseName
 from echostore.wire.cids import PROTOBUF, cid_of
 from echostore.wire.items import encode_moves
 from echostore.wire.snapshot import EncodedItem, Put, state_root_bytes
-from echostore.wire.tree import build, join
+from echostore.wire.tree import Part, finish, join
 
 MERGE_AT = 8
 """Row groups of one bucket beyond which it is written whole."""
@@ -300,7 +301,7 @@ def _rows_of(table: pa.Table, depth: int) -> dict[tuple[bytes, str], tuple[int, 
 # state roots
 
 
-_OF_PARTIES = ["party", "admission", "membership", "base", "base_number"]
+_OF_PARTIES = ["party", "admission", "membership", "base", "base_name", "base_number"]
 
 
 def _roots_here(inputs: SnapshotInputs, tops: tuple[NamedFile, ...]) -> dict[str, list[NamedFile]]:
@@ -430,7 +431,7 @@ def party_root(row: dict[str, Any], factory: ModelFactory, put: Put) -> tuple[An
             TimeframeEntry(FeedKey(one["feed"]), one["seq"], Link(one["link"])) for one in row["timeframe"] or ()
         ],
         admission_digest=row["admission"],
-        base_epoch=None if row["base"] is None else bytes(row["base"]),
+        base_epoch=_base_mark(row),
         models=used,
         item_count=top.count,
         membership_root=membership_cid,
@@ -442,27 +443,25 @@ def party_root(row: dict[str, Any], factory: ModelFactory, put: Put) -> tuple[An
     return row["party"], cid, data, top.count, ",".join(names), "", ""
 
 
+def _base_mark(row: dict[str, Any]) -> bytes | None:
+    """What a state root says of its base, as `wire.base_epoch.base_mark` does: nothing where it left nothing out."""
+    if row["base"] is None or not BaseName.decode(bytes(row["base_name"])).discards:
+        return None
+    return bytes(row["base"])
+
+
 def join_tops(tops: dict[str, dict[str, Any]], put: Put) -> TreeTop:
     """The top of a party's tree over the tops of its buckets, all of one depth."""
-    found = _join(tops, "", put)
-    return found if found is not None else build([], put)
+    return finish(_joined(tops, "", put), put)
 
 
-def _join(tops: dict[str, dict[str, Any]], path: str, put: Put) -> TreeTop | None:
-    """The node at a path that is above buckets, or one."""
-    below = {bucket: top for bucket, top in tops.items() if bucket.startswith(path)}
-    count = sum(top["count"] for top in below.values())
-    if not count:
-        return None
-    if is_page(len(path), count):
-        items = [
-            (ItemId(row["item"]), EncodedItem(row["encoded"]))
-            for top in below.values()
-            if top["entries"] is not None
-            for row in unpacked(top["entries"]).to_pylist()
-        ]
-        return build(items, put, path=path)
-    if path in below:
-        return TreeTop(Cid(below[path]["cid"]), count)
-    branches = [(nibble, _join(below, path + nibble, put)) for nibble in NIBBLES]
-    return join([(nibble, top) for nibble, top in branches if top is not None], put, path=path)
+def _joined(tops: dict[str, dict[str, Any]], path: str, put: Put) -> Part:
+    """What is at a path that is above buckets, or one."""
+    below = {bucket: top for bucket, top in tops.items() if bucket.startswith(path) and top["count"]}
+    if path not in below:
+        return join({nibble: _joined(below, path + nibble, put) for nibble in NIBBLES if below}, put, path=path)
+    top = below[path]
+    if top["cid"] is not None:
+        return Part.standing(TreeTop(Cid(top["cid"]), top["count"], top["size"]))
+    rows = unpacked(top["entries"]).to_pylist()
+    return Part.of([(ItemId(row["item"]), EncodedItem(row["encoded"])) for row in rows], path)

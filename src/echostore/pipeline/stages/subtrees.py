@@ -9,7 +9,7 @@ a page of items go up as they are, and are put where they belong when the tops a
 """
 
 import json
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from echostore.kernel.ids import Cid, ItemId
-from echostore.kernel.snapshot import TreeTop, is_page
+from echostore.kernel.snapshot import PAGE_ITEMS_MAX, TreeTop, entry_bytes, is_page, key_bounds
 from echostore.pipeline.output.files import read_table
 from echostore.pipeline.output.record import NamedFile
 from echostore.pipeline.output.writing import Place
@@ -62,14 +62,15 @@ class Subtrees:
         """One bucket with the items that are in it now, ascending by key; without nodes before, all of them are new."""
         models = sorted(set(zip(live["model"].to_pylist(), live["version"].to_pylist(), strict=True)))
         place = (party, bucket, self._turn)
-        if is_page(len(bucket), live.num_rows):
+        size = sum(entry_bytes(len(data)) for data in _encoded(live)) if live.num_rows <= PAGE_ITEMS_MAX else 0
+        if live.num_rows <= PAGE_ITEMS_MAX and is_page(len(bucket), live.num_rows, size):
             pairs = list(zip(live["item"].to_pylist(), _encoded(live), strict=True))
             entries = packed(rows_table(pairs, ENTRIES)) if pairs else None
-            self._tops.append((*place, None, live.num_rows, json.dumps(models), entries, None))
+            self._tops.append((*place, None, live.num_rows, size, json.dumps(models), entries, None))
             return
         top, kept = subtree(bucket, nodes, dirty, live, self._blobs.__setitem__)
         below = packed(_nodes_table(party, kept))
-        self._tops.append((*place, top.cid, top.count, json.dumps(models), None, below))
+        self._tops.append((*place, top.cid, top.count, top.size, json.dumps(models), None, below))
 
     def write(self) -> dict[str, list[NamedFile]]:
         files: dict[str, list[NamedFile]] = {}
@@ -108,6 +109,7 @@ def _nodes_table(party: bytes, cache: NodeMap) -> pa.Table:
         pa.array(paths, pa.string()),
         pa.array([top.cid for top in tops], pa.binary()),
         pa.array([top.count for top in tops], pa.int64()),
+        pa.array([top.size for top in tops], pa.int64()),
     ]
     return pa.table(columns, schema=TREE_NODES)
 
@@ -117,15 +119,17 @@ def subtree(bucket: str, nodes: bytes | None, dirty: list[ItemId], live: pa.Tabl
     cache = NodeMap()
     if nodes is not None:
         before = unpacked(nodes)
-        for path, cid, count in zip(*(before[name].to_pylist() for name in ("path", "cid", "count")), strict=True):
-            cache.keep(path, TreeTop(Cid(cid), count))
+        columns = (before[name].to_pylist() for name in ("path", "cid", "count", "size"))
+        for path, cid, count, size in zip(*columns, strict=True):
+            cache.keep(path, TreeTop(Cid(cid), count, size))
     items, encoded = live["item"].to_pylist(), _encoded(live)
     if nodes is None or len(dirty) * ANEW_SHARE >= len(items):
         return _grown(bucket, cache, zip(items, encoded, strict=True), put)
     keys = [key.hex() for key in live["item_key"].to_pylist()]
 
     def items_under(path: str) -> list[tuple[ItemId, EncodedItem]]:
-        start, end = bisect_left(keys, path), bisect_left(keys, path + "g")  # "g" sorts after every nibble
+        first, last = key_bounds(path)
+        start, end = bisect_left(keys, first), bisect_right(keys, last)
         return [(ItemId(items[at]), encoded[at]) for at in range(start, end)]
 
     top = update_below(cache, dirty, items_under, put, path=bucket)

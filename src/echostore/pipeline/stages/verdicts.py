@@ -61,9 +61,10 @@ def judge(
     return Verdict(Reason.LYING_DEPTH, None)
 
 
-def allowed_last(intervals: Iterable[Interval], length: int) -> int | None:
-    """The last of `length` processed blocks that counts; the rule of a peer's timeframe."""
-    best = -1
+def allowed_last(intervals: Iterable[Interval], length: int, floor: int = 0) -> int | None:
+    """The last of `length` processed blocks that counts; the rule of a peer's timeframe. What lies below the floor, in
+    the epoch that the party stands on, counts for good."""
+    best = floor - 1
     for start, end, role in ((each.start, each.end, each.role) for each in intervals):
         if role is None or role == Role.READER.label or start >= length:
             continue

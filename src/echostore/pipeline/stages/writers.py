@@ -1,13 +1,16 @@
 """What the tasks of a later round are given beside its parcels: who wrote what, and as what, since access rules decide over
 single operations; and which items are absent."""
 
+import uuid
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from echostore.kernel.ids import FeedId, IdentityKey, ItemId, PartyKey
 from echostore.kernel.items.operations import WriterRole
+from echostore.pipeline.output.writing import Place
 from echostore.pipeline.stages.reduce_bucket import Writers
 
 
@@ -40,6 +43,14 @@ def writers_of(admission: pa.Table) -> Writers:
 def read_arrow(path: str) -> pa.Table:
     with pa.OSFile(path, "rb") as file:
         return pa.ipc.open_file(file).read_all()
+
+
+def write_arrow(place: Place, name: str, table: pa.Table) -> str:
+    """A table for the tasks of one round, in the attempt's folder. No commit names it."""
+    path = Path(place.out, place.folder, f"{name}-{uuid.uuid4().hex}.arrow")
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    return str(path)
 
 
 def absent_items(path: str) -> dict[PartyKey, frozenset[ItemId]]:

@@ -127,6 +127,19 @@ class Follower:
                 size = (end - run.start) * BYTES_PER_BLOCK
                 yield *place, control, run.start, end, run.previous, last, 0, file, row + piece.cut, size
 
+    def blocks_between(self, start: Timeframe, end: Timeframe) -> dict[bytes, int]:
+        """How many blocks of each party lie between two timeframes."""
+        found: dict[bytes, int] = {}
+        for place, tips in end.items():
+            if place not in self._view.feeds or start.get(place, ()) == tips:
+                continue
+            strands = self._view.feeds[place].strands
+            taken, wanted = strands.reach(start.get(place, ())), strands.reach(tips)
+            if taken is not None and wanted is not None:
+                more = sum(max(0, last - first) for first, last in zip(taken, wanted, strict=True))
+                found[place[0]] = found.get(place[0], 0) + more
+        return found
+
     def arrivals(self, start: Timeframe, end: Timeframe) -> list[Arrival]:
         """When the blocks between two timeframes came, as far as that was seen."""
         found = []

@@ -2,14 +2,14 @@
 and once more when a commit has taken in what the overlay held.
 
     what is pending ──► orders, one for each root party ──► one job ──► overlay N + 1
-                        (children go with their roots)
+                        (children go with their roots)      a party with much that is new: jobs of its own
 
 What is pending is known from the lake and from the commit below, never from the checkpoint alone: after a start, every
 party that was published to since that commit is looked at, and those that the overlay has whole cost little.
 """
 
-import heapq
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,16 +24,21 @@ from echostore.pipeline.output.record import Commit, NamedFile
 from echostore.pipeline.output.results import party_results
 from echostore.pipeline.stages.reduce import TURNS
 from echostore.pipeline.staleness import touched_parties
-from echostore.pipeline.streaming.folding import DEFERRED, TOLD, Folding, orders_table
+from echostore.pipeline.streaming.folding import TOLD, Folding, Order, orders_table
 from echostore.pipeline.streaming.following import Follower, Timeframe
-from echostore.pipeline.streaming.jobs import Jobs
+from echostore.pipeline.streaming.jobs import Jobs, dealt
 from echostore.pipeline.streaming.merging import Merging, mergeable, merged_files
 from echostore.pipeline.streaming.publishing import KEEP_S, Publisher
+from echostore.pipeline.streaming.root_party import DEFERRED, Ground
+from echostore.pipeline.streaming.spreading import Spreading, worth_spreading
 
 TURNS_A_BATCH = 1024
 """More than a micro-batch has rounds."""
 PASSES_MAX = 4
 """A child party may be found while its root is folded, and is folded with it once more."""
+
+Spread = Callable[[int, int, int], bool]
+"""Whether a party is folded on all cores: by its new blocks, those of the step, and the number of cores."""
 
 
 @dataclass(slots=True)
@@ -62,7 +67,9 @@ class Overlaying:
         models: str | None = None,
         keep_s: float = KEEP_S,
         step: Step = no_step,
+        spread: Spread = worth_spreading,
     ) -> None:
+        self._spread = spread
         self._jobs, self._follower, self._out, self._models = jobs, follower, out, models
         self._chosen = roots
         self._publisher = Publisher(out, keep_s=keep_s, step=step)
@@ -123,7 +130,9 @@ class Overlaying:
         self._follower.look()
         self.rebase()
         self._pending |= changed
-        self._floor = end = self._follower.joined(end, self._floor)
+        before, self._floor = self._floor, self._follower.joined(end, self._floor)
+        end = self._floor
+        fresh = self._follower.blocks_between(before, end)
         folded = Folded(self.overlay)
         segments: list[Segment] = []
         with self._publisher.attempt() as (attempt, place):
@@ -133,7 +142,7 @@ class Overlaying:
                     break
                 overlay = self._with(segments)
                 turn = (self._number + 1) * TURNS + self._batches() * PASSES_MAX * TURNS_A_BATCH
-                task = Folding(
+                ground = Ground(
                     lake=str(self._follower.lake.path),
                     place=place,
                     number=attempt.number,
@@ -142,21 +151,21 @@ class Overlaying:
                     overlay=overlay,
                     models=self._models,
                 )
-                files = self._take(self._run(task, orders), folded)
+                files = self._take(self._run(ground, orders, fresh), folded)
                 if files:
                     segments.append(Segment(0, files))
             folded.deferred = self._all_deferred()
             folded.waiting = self.waiting
-            covers, before = self._covers(end), self.overlay
-            if before is not None and before.covers == covers and not segments:
+            covers, known = self._covers(end), self.overlay
+            if known is not None and known.covers == covers and not segments:
                 return folded
             folded.overlay = self._publisher.publish(
                 attempt,
                 base=self._number,
                 covers=covers,
                 batches=self._batches() + 1,
-                messages=(0 if before is None else before.messages) + folded.blocks,
-                segments=(*(() if before is None else before.segments), *segments),
+                messages=(0 if known is None else known.messages) + folded.blocks,
+                segments=(*(() if known is None else known.segments), *segments),
             )
         return folded
 
@@ -206,7 +215,7 @@ class Overlaying:
             return known
         return max(known, self._follower.version) if end == self._follower.newest() else known
 
-    def _orders(self, end: Timeframe) -> list[tuple[bytes, list[bytes], pa.Table]]:
+    def _orders(self, end: Timeframe) -> list[Order]:
         """The root parties that are pending, with their children and runs; what is taken is pending no more."""
         own = self._follower.roots()
         roots: set[bytes] = set()
@@ -230,10 +239,21 @@ class Overlaying:
             for root, each in sorted(parties.items())
         ]
 
-    def _run(self, task: Folding, orders: list[tuple[bytes, list[bytes], pa.Table]]) -> list[Any]:
-        """One job, with at most as many tasks as there are cores."""
-        arranged = _balanced(orders, min(self._jobs.width, len(orders)))
-        return self._jobs.run(orders_table(arranged), task, TOLD)
+    def _run(self, ground: Ground, orders: list[Order], fresh: dict[bytes, int]) -> list[Any]:
+        """One job, with at most as many tasks as there are cores; large parties before it, each on all cores."""
+        rows: list[Any] = []
+        few: list[Order] = []
+        total = sum(fresh.values())
+        for root, parties, runs in orders:
+            blocks = sum(fresh.get(party, 0) for party in parties)
+            if self._spread(blocks, total, self._jobs.width):
+                rows += Spreading(self._jobs, ground).fold(root, runs)
+            else:
+                few.append((root, parties, runs))
+        if few:
+            order = dealt([len(runs) for _, _, runs in few], self._jobs.width)
+            rows += self._jobs.run(orders_table([few[at] for at in order]), Folding(ground), TOLD)
+        return rows
 
     def _take(self, rows: list[Any], folded: Folded) -> dict[str, tuple[NamedFile, ...]]:
         files: dict[str, list[NamedFile]] = defaultdict(list)
@@ -251,22 +271,3 @@ class Overlaying:
             self._waiting.update(dict.fromkeys(children, 0))  # they are counted with their root
             self._waiting[root] = row["waiting"]
         return {kind: tuple(named) for kind, named in files.items()}
-
-
-def _balanced(
-    orders: list[tuple[bytes, list[bytes], pa.Table]], width: int
-) -> list[tuple[bytes, list[bytes], pa.Table]]:
-    """Orders in a sequence of which equal parts are about equally much work."""
-    if width == 1 or len(orders) <= width:
-        return orders
-    size = -(-len(orders) // width)
-    parts: list[list[tuple[bytes, list[bytes], pa.Table]]] = [[] for _ in range(width)]
-    loads = [(0, at) for at in range(width)]
-    for order in sorted(orders, key=lambda order: -len(order[2])):
-        while True:
-            load, at = heapq.heappop(loads)
-            if len(parts[at]) < size:
-                break
-        parts[at].append(order)
-        heapq.heappush(loads, (load + len(order[2]), at))
-    return [order for part in parts for order in part]

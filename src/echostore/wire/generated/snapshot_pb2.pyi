@@ -136,13 +136,14 @@ class TreeNode(_message.Message):
     PRESENT_FIELD_NUMBER: _builtins.int
     BRANCHES_FIELD_NUMBER: _builtins.int
     COUNTS_FIELD_NUMBER: _builtins.int
+    SIZES_FIELD_NUMBER: _builtins.int
     present: _builtins.int
-    """an index node: bit b is set when branch b holds items"""
+    """an index node: bit b is set when the branch with label b holds items"""
     branches: _builtins.bytes
-    """36-byte CIDs of the present branches, ascending by branch"""
+    """36-byte CIDs of the present branches, in the order of their nibbles"""
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___ItemState]:
-        """a page: at most PAGE_ITEMS_MAX items, ascending by id hash"""
+        """a page: ascending by id hash"""
 
     @_builtins.property
     def large_items(self) -> _containers.RepeatedCompositeFieldContainer[Global___LargeItem]:
@@ -152,6 +153,10 @@ class TreeNode(_message.Message):
     def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """items below each present branch"""
 
+    @_builtins.property
+    def sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """bytes that these take in pages"""
+
     def __init__(
         self,
         *,
@@ -160,10 +165,11 @@ class TreeNode(_message.Message):
         present: _builtins.int = ...,
         branches: _builtins.bytes = ...,
         counts: _abc.Iterable[_builtins.int] | None = ...,
+        sizes: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["branches", b"branches", "counts", b"counts", "items", b"items", "large_items", b"large_items", "present", b"present"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branches", b"branches", "counts", b"counts", "items", b"items", "large_items", b"large_items", "present", b"present", "sizes", b"sizes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

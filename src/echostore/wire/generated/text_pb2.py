@@ -23,18 +23,19 @@ _sym_db = _symbol_database.Default()
 
 
 from . import change_graph_pb2 as change__graph__pb2
+from . import ground_pb2 as ground__pb2
 from . import stand_ins_pb2 as stand__ins__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\ntext.proto\x12\techostore\x1a\x12\x63hange_graph.proto\x1a\x0fstand_ins.proto\"[\n\rTextOperation\x12\x0e\n\x06update\x18\x01 \x01(\x0c\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12&\n\tstand_ins\x18\x03 \x01(\x0b\x32\x13.echostore.StandIns\"2\n\tTextState\x12%\n\x05graph\x18\x01 \x01(\x0b\x32\x16.echostore.ChangeGraphb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\ntext.proto\x12\techostore\x1a\x12\x63hange_graph.proto\x1a\x0cground.proto\x1a\x0fstand_ins.proto\"[\n\rTextOperation\x12\x0e\n\x06update\x18\x01 \x01(\x0c\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12&\n\tstand_ins\x18\x03 \x01(\x0b\x32\x13.echostore.StandIns\"z\n\tTextState\x12%\n\x05graph\x18\x01 \x01(\x0b\x32\x16.echostore.ChangeGraph\x12!\n\x06ground\x18\x02 \x01(\x0b\x32\x11.echostore.Ground\x12#\n\x07\x64\x61tings\x18\x03 \x01(\x0b\x32\x12.echostore.Datingsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'text_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TEXTOPERATION']._serialized_start=62
-  _globals['_TEXTOPERATION']._serialized_end=153
-  _globals['_TEXTSTATE']._serialized_start=155
-  _globals['_TEXTSTATE']._serialized_end=205
+  _globals['_TEXTOPERATION']._serialized_start=76
+  _globals['_TEXTOPERATION']._serialized_end=167
+  _globals['_TEXTSTATE']._serialized_start=169
+  _globals['_TEXTSTATE']._serialized_end=291
 # @@protoc_insertion_point(module_scope)

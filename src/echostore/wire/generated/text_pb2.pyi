@@ -7,6 +7,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 import builtins as _builtins
 from . import change_graph_pb2 as _change_graph_pb2
+from . import ground_pb2 as _ground_pb2
 from . import stand_ins_pb2 as _stand_ins_pb2
 import sys
 import typing as _typing
@@ -53,16 +54,30 @@ class TextState(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GRAPH_FIELD_NUMBER: _builtins.int
+    GROUND_FIELD_NUMBER: _builtins.int
+    DATINGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def graph(self) -> _change_graph_pb2.ChangeGraph: ...
+    def graph(self) -> _change_graph_pb2.ChangeGraph:
+        """above the ground, if there is one"""
+
+    @_builtins.property
+    def ground(self) -> _ground_pb2.Ground:
+        """where an epoch has discarded history"""
+
+    @_builtins.property
+    def datings(self) -> _ground_pb2.Datings:
+        """of the graph"""
+
     def __init__(
         self,
         *,
         graph: _change_graph_pb2.ChangeGraph | None = ...,
+        ground: _ground_pb2.Ground | None = ...,
+        datings: _ground_pb2.Datings | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["graph", b"graph"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["datings", b"datings", "graph", b"graph", "ground", b"ground"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["graph", b"graph"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["datings", b"datings", "graph", b"graph", "ground", b"ground"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
