@@ -142,6 +142,7 @@ def test_anchors_and_moments_in_the_compacted_range_say_so(tmp_path: Path) -> No
         assert [message.seq for message in party.stream(after=late)] == [party.runtime.data.cursor.length - 1]
         assert party.as_of(late).get(item.id)["n"] == 2
         assert party.as_of(2).get(item.id)["n"] == 2
+        assert item.id in [each.id for each in party.as_of(2).query().all()]
         with pytest.raises(Compacted):
             party.as_of(1)
         whole = party.stream()

@@ -69,7 +69,7 @@ def start_from_base(processor: "PartyProcessor") -> None:
         processor.state.start_over(load_moves(processor.items))
     else:
         processor.state.start_over(base.moves)
-        processor.state.records.update((record.item, record) for record in base.records())
+        processor.state.restore(base.records(), ())
     for cursor in base_cursors(base):
         known = processor.orderer.cursors.get(cursor.id)
         if known is None:
