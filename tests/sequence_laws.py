@@ -97,7 +97,9 @@ def check_exclusion(kind: Kind, steps: list[Step], seed: int) -> None:
     kind.edit(clean, 0, 1, 1)
     again = clean.seal()
     if again is not None:
-        model.apply(again, story.stamp_after(victim.writer), 0)
+        stamp = story.stamp_after(victim.writer)
+        clean.stamped(stamp, 0)
+        model.apply(again, stamp, 0)
         assert story.state(model) == story.state(clean)
 
 

@@ -42,8 +42,8 @@ def text(content: str = "", writer: int = 0) -> ConcurrentText:
     return model
 
 
-def stamp(writer: int) -> Stamp:
-    return Stamp(1, FEEDS[writer], 0, 0)
+def stamp(writer: int, depth: int = 1) -> Stamp:
+    return Stamp(depth, FEEDS[writer], depth - 1, 0)
 
 
 @given(STEPS, st.integers(0, 1 << 32))
@@ -137,13 +137,15 @@ def test_seal_takes_what_is_new_and_nothing_twice() -> None:
     model = text("abc")
     assert model.has_open_edits
     first = model.seal()
+    model.stamped(stamp(0), 0)
     assert not model.has_open_edits
     assert model.seal() is None
     model.insert(3, "d")
     second = model.seal()
+    model.stamped(stamp(0, 2), 0)
     other = ConcurrentText(ITEM)
     other.apply(first, stamp(0), 0)
-    other.apply(second, stamp(0), 0)
+    other.apply(second, stamp(0, 2), 0)
     assert str(other) == "abcd"
     assert codec.encode_state(other) == codec.encode_state(model)
 
@@ -161,13 +163,16 @@ def test_open_edits_are_seen_but_not_in_the_state() -> None:
 def test_remote_operations_come_in_between_open_edits() -> None:
     left, right = text("shared"), text(writer=1)
     right.apply(left.seal(), stamp(0), 0)
+    left.stamped(stamp(0), 0)
     right.insert(6, " text")
     remote = right.seal()
+    right.stamped(stamp(1, 2), 0)
     left.insert(0, "our ")
-    left.apply(remote, stamp(1), 0)
+    left.apply(remote, stamp(1, 2), 0)
     left.insert(len(left), "!")
     operation = left.seal()
-    right.apply(operation, stamp(0), 0)
+    left.stamped(stamp(0, 3), 0)
+    right.apply(operation, stamp(0, 3), 0)
     assert str(left) == str(right) == "our shared text!"
     assert codec.encode_state(left) == codec.encode_state(right)
 
@@ -254,6 +259,7 @@ def test_undo_of_any_operation_leaves_what_others_inserted(steps: list[Step], ch
     sealed = model.seal()
     reader = story.replicas[(operation.writer + 1) % 3].model
     if sealed is not None:
+        model.stamped(story.stamp_after(operation.writer), 0)
         reader.apply(sealed, story.stamp_after(operation.writer), 0)
     assert str(reader) == after
     assert story.state(reader) == story.state(model)
