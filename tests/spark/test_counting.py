@@ -13,6 +13,7 @@ from echostore.pipeline import kept
 from echostore.pipeline.building import Built
 from echostore.pipeline.clock import Clock
 from echostore.pipeline.counting import MOVED, Comparing, Counting, differences
+from echostore.pipeline.engine_errors import of_a_party
 from echostore.pipeline.generate.lakes import generate
 from echostore.pipeline.generate.shape import Shape
 from echostore.pipeline.lake import Lake
@@ -21,7 +22,7 @@ from echostore.pipeline.output.record import Commit, CommitLost, LakePoint, Name
 from echostore.pipeline.output.results import ABSTAINED, BUILT, PartyResult
 from echostore.pipeline.parties import chosen_parties
 from echostore.pipeline.rejecting import _still_counting
-from echostore.pipeline.run import _all_files, _halves, _of_a_party
+from echostore.pipeline.run import _all_files, _halves
 from echostore.pipeline.stages.by_party import run_by_party
 from echostore.pipeline.staleness import _models_differ
 from echostore.wire.cids import PROTOBUF, cid_of, cid_text
@@ -220,10 +221,10 @@ def test_a_party_is_built_anew_when_what_is_known_of_its_models_changes() -> Non
 
 
 def test_which_errors_are_a_partys() -> None:
-    assert _of_a_party(Corrupt("x")) is not None
-    assert _of_a_party(AssertionError("x")) is not None
+    assert of_a_party(Corrupt("x")) is not None
+    assert of_a_party(AssertionError("x")) is not None
     for error in (CommitLost(1, "x"), EngineFailed("x"), UsageError("x"), KeyError("x")):
-        assert _of_a_party(error) is None
+        assert of_a_party(error) is None
 
 
 def test_a_bad_party_is_looked_for_where_the_error_points(tmp_path: Path) -> None:
