@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
@@ -268,3 +269,20 @@ def test_a_leaf_says_that_the_other_side_is_of_another_version() -> None:
             assert "same version" in str(refused.value)
 
     asyncio.run(meet())
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_nobody_is_left_behind_who_comes_while_the_server_closes(service: Service, turns: int) -> None:
+    """Accepted, and not yet known to the server: it would not wait for them."""
+    host, port = service.url.removeprefix("ws://").removesuffix("/thin").split(":")
+
+    async def come_and_close() -> int:
+        comers = [socket.create_connection((host, int(port))) for _ in range(5)]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for comer in comers:
+            comer.close()
+        await service.server.close()
+        return len(asyncio.all_tasks()) - 1
+
+    assert service.run(come_and_close()) == 0

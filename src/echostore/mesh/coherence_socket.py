@@ -53,6 +53,8 @@ SUBPROTOCOL: Final = Subprotocol("echostore-coherence-2")
 PATH: Final = "/thin"
 
 OPENING_S: Final = 10.0
+ACCEPT_ROUNDS: Final = 4
+"""Turns of the loop from the moment a connection is accepted until the server knows of it."""
 OPENING_CHARACTERS_MAX: Final = 32 * 1024
 FRAME_BYTES_MAX: Final = 4 * 1024 * 1024
 """What comes from below: batches, questions, and an edge's list of the systems behind it."""
@@ -275,6 +277,11 @@ class ThinServer:
         for link in list(self.links.values()):
             link.close(GOING_AWAY, "going away")
         if self._server is not None:
+            # Nobody is accepted any more, and who just was is known to the server before it closes: it would forget them.
+            for listening in self._server.sockets:
+                asyncio.get_running_loop().remove_reader(listening.fileno())
+            for _ in range(ACCEPT_ROUNDS):
+                await asyncio.sleep(0)
             self._server.close(close_connections=True)
             await self._server.wait_closed()
 
