@@ -45,8 +45,6 @@ FENCE_SPEC = SERVICES_SPEC + b"\0fence/"
 CAPABILITY_ID_BYTES = 16
 SEAL_TAG = b"echostore/index-seal/2"
 
-_HASH_BYTES = 32
-
 
 class MalformedIndex(ValueError):
     """Received bytes that can't be read, are not canonical or break a limit."""

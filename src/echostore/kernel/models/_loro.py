@@ -175,15 +175,6 @@ class LoroDocument:
     def movable_list(self, root: str) -> loro.LoroMovableList:
         return self._doc.get_movable_list(root)
 
-    # Text
-
-    def text_delta(self, before: Version, after: Version) -> list[Step]:
-        """What leads from one version of the text to another."""
-        for _, diff in guarded(self._doc.diff, before, after).get_diff():
-            assert isinstance(diff, loro.Diff.Text), diff
-            return [_step(step) for step in diff.diff]
-        return []
-
     # Atoms
 
     def text_atoms(self, root: str) -> list[Atom]:

@@ -88,9 +88,6 @@ class Follower:
     def parties(self) -> set[bytes]:
         return {party for party, _ in self._view.feeds}
 
-    def has_control(self, party: bytes) -> bool:
-        return any(feed.control for (of, _), feed in self._view.feeds.items() if of == party)
-
     def roots(self) -> set[bytes]:
         """Parties with control feeds of their own."""
         return {party for (party, _), feed in self._view.feeds.items() if feed.control}
