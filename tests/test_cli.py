@@ -20,6 +20,8 @@ from cli_process import Cli
 from echostore.cli.app import NOUNS, make_app
 from echostore.cli.following import follow
 from echostore.cli.values import from_json, harmless, to_json
+from echostore.kernel.errors import Locked
+from echostore.store.lock import HomeLock
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = ("pyarrow", "pandas", "polars", "pyspark", "loro", "nacl", "google", "numpy", "sqlite3")
@@ -285,6 +287,16 @@ def test_reading_works_beside_a_writer_and_writing_names_its_pid(writer: tuple[C
     assert f"pid {os.getpid()}" in error["what"]
     assert f"pid {os.getpid()}" in cli("doctor").ok().out
     assert party.query(type="counter").one()["n"] == 0
+
+
+def test_the_holder_of_a_home_is_named_by_its_command_and_tells_no_argument(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for arguments in (["--home", "there", "serve"], ["--json", "--home=there", "serve", "--passcode", "123456"]):
+        monkeypatch.setattr(sys, "argv", ["/bin/echostore", *arguments])
+        with HomeLock(tmp_path / "lock"), pytest.raises(Locked) as refused:
+            HomeLock(tmp_path / "lock")
+        assert f"(pid {os.getpid()}: echostore serve)" in str(refused.value)
 
 
 def test_watch_and_tail_follow_a_writer_until_interrupted(writer: tuple[Cli, Any]) -> None:

@@ -33,6 +33,7 @@ def test_contacts_are_the_members_of_shared_parties(tmp_path: Path) -> None:
         assert bobs.identity == bob.identity
         assert [device.device for device in bobs.devices] == [bob.device]
         assert bobs.seen_ms == bobs.devices[0].seen_ms == ann.network.seen[bob.device].at_ms
+        assert (bobs.connected, bobs.devices[0].connected) == (True, True)
         until(lambda: set(seen(cat)) == {"ann", "bob"})
         assert next(each for each in cat.contacts if each.name == "bob").seen_ms is None, "they have never met"
         cat.party(garden.key).members.set_profile("Catherine")
@@ -41,6 +42,9 @@ def test_contacts_are_the_members_of_shared_parties(tmp_path: Path) -> None:
         assert set(seen(ann)) == {"bob"}
         ann.close_party(garden.key)
         assert seen(ann) == {"bob": [("Trip", "reader")]}
+        bob.close()
+        until(lambda: not ann.contacts[0].connected)
+        assert not ann.contacts[0].devices[0].connected
 
 
 def test_own_devices_are_no_contacts_and_those_of_others_are_counted(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ def test_devices_and_recovery_beside_serve(tmp_path: Path) -> None:
         assert dry == {"version": 1, "device": joined["device"], "parties": [party], "revoked": False}
         back.cli("device", "revoke", joined["device"][:12], "--yes").ok()
         until(lambda: devices(ada.cli)[joined["device"]]["revoked_in"] == [party])
+        assert f"{joined['device'][:8]} (revoked)" in ada.cli("party", "members").ok().out
         assert back.cli("device", "revoke", joined["device"], "--yes").status == 3
         ada.cli("identity", "phrase", "--remove-key", "--yes").ok()
         assert ada.cli("identity", "phrase").status == 4

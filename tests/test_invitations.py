@@ -137,7 +137,9 @@ def test_any_share_is_refused_or_leads_nowhere(share: bytes) -> None:
 # between peers
 
 
-def test_three_wrong_tries_end_an_invitation_across_reconnects_and_restarts(tmp_path: Path) -> None:
+def test_three_wrong_tries_end_an_invitation_across_reconnects_and_restarts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with peers(tmp_path, "ann", "eve") as (ann, eve):
         invitation = ann.create_party("Trip").invite()
         wrong = "000000" if invitation.passcode != "000000" else "111111"
@@ -160,6 +162,9 @@ def test_three_wrong_tries_end_an_invitation_across_reconnects_and_restarts(tmp_
             state = again.network.inviting.issued(number)
             assert state.ended == "no tries left"
             assert sum("passcode is wrong" in event for event in state.events) == 3
+            told = [each.__dict__ for each in caplog.records if each.getMessage() == "invitation refused somebody"]
+            assert [each["why"].startswith("the passcode is wrong") for each in told] == [True] * 3 + [False] * 2
+            assert {each["invitation"] for each in told} == {number}
             assert len(again.party("@Trip").members.all()) == 1
 
 

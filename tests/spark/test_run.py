@@ -409,6 +409,8 @@ def test_bad_requests_fail_before_spark_starts(tmp_path: Path) -> None:
         (("run", "--lake", "nowhere", "--out", "out", "--models", "no_such_module"), 2, "no_such_module"),
         (("run", "--lake", "nowhere", "--out", "out", "--models", "json"), 2, "register"),
         (("audit", "--lake", "nowhere"), 3, "nowhere"),
+        (("show", "--out", "out"), 3, "no folder out"),
+        (("show", "--out", "out", "--verify"), 3, "no folder out"),
     ):
         done = command("pipeline", *arguments, folder=tmp_path)
         assert (done.returncode, words in done.stderr) == (status, True), (arguments, done.stderr)

@@ -20,6 +20,7 @@ CONTACTS = (
     Column("name", "NAME"),
     Column("parties", "PARTIES", lambda parties: ", ".join(one_line(each["title"], 30) for each in parties)),
     Column("devices", "DEVICES", lambda devices: str(len(devices)), right=True),
+    Column("connected", "CONNECTED"),
     Column("seen_ms", "LAST SEEN", lambda at: f"{age(at)} ago" if at else ""),
 )
 
@@ -40,9 +41,15 @@ def list_contacts(*, options: Listing = LISTING) -> None:
             "name": each.name,
             "parties": [{"party": p.party.hex(), "title": p.title, "role": p.role} for p in each.parties],
             "devices": [
-                {"device": d.device.hex(), "name": d.name, "seen": iso_ms(d.seen_ms) if d.seen_ms else None}
+                {
+                    "device": d.device.hex(),
+                    "name": d.name,
+                    "connected": d.connected,
+                    "seen": iso_ms(d.seen_ms) if d.seen_ms else None,
+                }
                 for d in each.devices
             ],
+            "connected": each.connected,
             "seen": iso_ms(each.seen_ms) if each.seen_ms else None,
             "seen_ms": each.seen_ms,
         }

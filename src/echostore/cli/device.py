@@ -29,6 +29,7 @@ DEVICES = (
     Column("this", "THIS"),
     Column("parties", "PARTIES", lambda parties: str(len(parties)), right=True),
     Column("revoked_in", "REVOKED IN", lambda parties: str(len(parties)), right=True),
+    Column("connected", "CONNECTED"),
     Column("seen_ms", "LAST SEEN", lambda at: f"{age(at)} ago" if at else ""),
 )
 
@@ -55,7 +56,12 @@ def list_devices(*, options: Listing = LISTING) -> None:
         if not peer.read_only:
             for seen in peer.network.seen.values():
                 if seen.device in found:
-                    found[seen.device] |= {"seen_ms": seen.at_ms, "seen": iso_ms(seen.at_ms), "address": seen.address}
+                    found[seen.device] |= {
+                        "connected": not seen.ended,
+                        "seen_ms": seen.at_ms,
+                        "seen": iso_ms(seen.at_ms),
+                        "address": seen.address,
+                    }
     output.table("devices", DEVICES, sorted(found.values(), key=lambda record: (not record["this"], record["device"])))
 
 
@@ -143,6 +149,7 @@ def _record(device: bytes, name: str, *, this: bool) -> dict[str, Any]:
         "this": this,
         "parties": [],
         "revoked_in": [],
+        "connected": False,
         "seen": None,
         "seen_ms": None,
         "address": None,

@@ -143,10 +143,10 @@ def join(
         passcode = ask_passcode()
     fresh = not (home_path(options) / "keys").exists()
     with writing(options, create=True, name=name) as peer:
-        with if_interrupted("If the host had let this device in, the parties come while `echostore serve` runs."):
-            entered = peer.join_device(ticket, passcode, timeout=patience_s)
         if fresh:
             output.note(f"made a home at {home_path(options)}")
+        with if_interrupted("If the host had let this device in, the parties come while `echostore serve` runs."):
+            entered = peer.join_device(ticket, passcode, timeout=patience_s)
         tell_entered(output, peer, entered, patience_s)
 
 

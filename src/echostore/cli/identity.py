@@ -168,8 +168,8 @@ def recover(
     key_of(words)  # what is wrong with it is told before anything is made
     fresh = not (home_path(options) / "keys").exists()
     with writing(options, create=True, name=name) as peer:
-        with if_interrupted("The identity may be back already; run it again to go on."):
-            entered = _recover(output, peer, words, from_, patience_s, lan=lan)
         if fresh:
             output.note(f"made a home at {home_path(options)}")
+        with if_interrupted("The identity may be back already; run it again to go on."):
+            entered = _recover(output, peer, words, from_, patience_s, lan=lan)
         tell_entered(output, peer, entered, patience_s)

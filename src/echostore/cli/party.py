@@ -28,13 +28,19 @@ PARTIES = (
     Column("created", "CREATED"),
     Column("bytes", "SIZE", size, right=True),
 )
+
+
+def _device(device: dict[str, Any]) -> str:
+    return f"{short(device['device'])} (revoked)" if device["revoked"] else short(device["device"])
+
+
 MEMBERS = (
     Column("identity", "MEMBER", short, style="cyan"),
     Column("name", "NAME"),
     Column("role", "ROLE"),
     Column("status", "STATUS"),
     Column("creator", "CREATOR"),
-    Column("devices", "DEVICES", lambda devices: ", ".join(short(device["device"]) for device in devices)),
+    Column("devices", "DEVICES", lambda devices: ", ".join(_device(device) for device in devices)),
 )
 STEPS = (
     Column("act", "CREDENTIAL"),

@@ -43,6 +43,7 @@ INVITATIONS = (
     Column("tries_left", "TRIES", right=True),
     Column("expires", "EXPIRES"),
     Column("state", "STATE"),
+    Column("events", "LAST", lambda events: one_line(events[-1], 60) if events else ""),
 )
 POLL_S = 0.2
 TELL_S = 1.0
@@ -231,6 +232,8 @@ def join(
         passcode = ask_passcode()
     fresh = not (home_path(options) / "keys").exists()
     with writing(options, create=True, name=name) as peer:
+        if fresh:
+            output.note(f"made a home at {home_path(options)}")
         with if_interrupted("Nothing was changed."):
             party = peer.join(ticket, passcode, timeout=patience_s)
         output.note(f"joined {short(party.key.hex())} {one_line(party.title)!r}")
@@ -244,8 +247,6 @@ def join(
             "blocks": sum(feed.held for feed in status.feeds),
             "items": status.items,
         }
-    if fresh:
-        output.note(f"made a home at {home_path(options)}")
     output.note(f"{counted(fields['blocks'], 'block')}, {counted(fields['items'], 'item')}")
     output.document(fields, short(fields["party"]))
 

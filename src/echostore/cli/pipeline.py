@@ -13,7 +13,7 @@ from echostore.cli.feed import INTEGRITY_BROKEN
 from echostore.cli.options import LISTING, OPTIONS, Count, Listing, Options, examples
 from echostore.cli.output import Column, Output, age, counted, if_interrupted
 from echostore.cli.values import short
-from echostore.kernel.errors import EngineFailed
+from echostore.kernel.errors import EngineFailed, NotFound
 
 if TYPE_CHECKING:
     from echostore.pipeline.run import At, RunResult
@@ -226,6 +226,8 @@ def show(
     with pipeline_extras():
         from echostore.pipeline.output import reading
         from echostore.pipeline.output.results import party_results
+    if not out.is_dir():
+        raise NotFound(f"there is no folder {out}", next_step="`echostore pipeline run` makes one.")
     if verify:
         broken = [{"file": each.path, "what": each.problem} for each in reading.verify(out)]
         columns = (Column("file", "FILE"), Column("what", "DAMAGE"))

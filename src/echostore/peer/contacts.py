@@ -29,6 +29,7 @@ class ContactDevice:
     device: DeviceKey
     name: str
     seen_ms: int | None
+    connected: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ class SharedContact:
     """Those that count in any of the parties."""
     seen_ms: int | None
     """When one of its devices was last connected to this peer, by this machine's clock; None when it never was."""
+    connected: bool
+    """Whether one of them is connected now."""
 
 
 def contacts(peer: "Peer", network: "Network | None") -> list[SharedContact]:
@@ -66,11 +69,16 @@ def contacts(peer: "Peer", network: "Network | None") -> list[SharedContact]:
             mine = devices.setdefault(member.identity, {})
             mine |= {each.device: each.name or mine.get(each.device, "") for each in member.devices if not each.revoked}
     seen = _seen(peer, network)
+    now = frozenset(each.device for each in network.seen.copy().values() if not each.ended) if network else frozenset()
     found = []
     for identity, parties in shared.items():
-        shown = tuple(ContactDevice(key, name, seen.get(key)) for key, name in sorted(devices[identity].items()))
+        shown = tuple(
+            ContactDevice(key, name, seen.get(key), key in now) for key, name in sorted(devices[identity].items())
+        )
         last = max((each.seen_ms for each in shown if each.seen_ms is not None), default=None)
-        found.append(SharedContact(identity, names[identity], tuple(parties), shown, last))
+        found.append(
+            SharedContact(identity, names[identity], tuple(parties), shown, last, any(each.connected for each in shown))
+        )
     return sorted(found, key=lambda each: (each.name.casefold(), each.identity))
 
 

@@ -7,6 +7,7 @@ well: any admin honours it.
 """
 
 import asyncio
+import logging
 import secrets
 import threading
 from collections.abc import Callable, Coroutine, Iterable
@@ -57,6 +58,7 @@ EXPIRES_S = 600.0
 STEP_S = 20.0
 """How long a guest waits for the host's next word."""
 ADDRESSES_SETTING = "peer_addresses"
+_log = logging.getLogger("echostore.mesh")
 _SETTING = "invitations"
 _T = TypeVar("_T")
 _KEPT_MAX = 1000
@@ -254,6 +256,7 @@ class Inviting:
 
     def _end(self, issued: Issued, why: str) -> Issued:
         ended = replace(issued, ended=why, events=(*issued.events, why))
+        _log.info("invitation ended", extra={"invitation": issued.invitation, "why": why})
         self._keep(ended)
         if issued.kind == Kind.OPEN and issued.purpose == Purpose.PARTY:
             party = self._peer.party(PartyKey(bytes.fromhex(issued.party)))
@@ -389,6 +392,7 @@ class Inviting:
 
     def _used(self, issued: Issued, name: str) -> None:
         issued = replace(self.issued(issued.invitation), events=(*issued.events, f"admitted {name}"))
+        _log.info("invitation admitted somebody", extra={"invitation": issued.invitation, "name_given": name})
         if issued.uses_left:
             self._keep(issued)
         else:
@@ -405,6 +409,8 @@ class Inviting:
             pass  # nobody here to be told
         else:
             tries = issued.tries_left
+            told = {"invitation": issued.invitation, "why": f"{MESSAGES[reason]} ({detail})", "tries_left": tries}
+            _log.warning("invitation refused somebody", extra={**told, "device": link.device.hex()})
             issued = replace(issued, events=(*issued.events, f"refused: {MESSAGES[reason]} ({detail})")[-20:])
             if tries < 1 and not issued.ended:
                 self._end(issued, "no tries left")

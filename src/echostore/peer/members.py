@@ -199,7 +199,7 @@ class Members:
             for rejection in machine.rejected:
                 if rejection.feed == feed and rejection.seq == seq:
                     raise Refused(
-                        f"the credential does not count: {rejection.reason} {rejection.detail}".strip(),
+                        f"the credential does not count: {rejection.reason}: {rejection.detail}".removesuffix(": "),
                         unchanged="Membership is as it was.",
                         next_step="`echostore party why KEY` shows the chain.",
                     )

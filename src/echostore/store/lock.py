@@ -74,5 +74,8 @@ def _pid(holder: str) -> int | None:
 
 
 def _command() -> str:
-    """The program and its first word. The rest stays out: arguments may hold a passcode or a phrase."""
-    return " ".join([os.path.basename(sys.argv[0] or "python"), *sys.argv[1:2]])
+    """The program and its first word that is no option. The rest stays out: arguments may hold a passcode or a phrase."""
+    words = sys.argv[1:]
+    while words and words[0].startswith("-"):
+        words = words[2:] if words[0] == "--home" else words[1:]
+    return " ".join([os.path.basename(sys.argv[0] or "python"), *words[:1]])
