@@ -267,7 +267,9 @@ def test_runs_that_lie_are_found(tmp_path: Path) -> None:
                 lake.at().runs()
         else:
             assert len(lake.at().runs()) == 1
-        assert stat(lake, full=True).damage != [], name
+        found = stat(lake, full=True)
+        assert found.damage != [], name
+        assert (found.version, found.blocks) == (lake.at().version, 20), "what the log says is told all the same"
 
 
 def test_a_whole_state_that_lies_is_found(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,9 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from echostore.kernel.ids import ItemId, PartyKey, item_from_text
+from echostore.kernel.ids import ItemId, PartyKey, Stamp, created_item_id, item_from_text
+from echostore.kernel.items.operations import GENESIS, ItemOperation
+from echostore.kernel.items.record import Genesis
 from echostore.pipeline.schemas import ASKED_ITEMS, EDGES, ITEM_STATES, PLAIN_CHANGES, REST_OPERATIONS
 from echostore.pipeline.stages.fold_rounds import Findings, Round, flagged, run_rounds
 from echostore.pipeline.stages.operation_columns import (
@@ -21,7 +23,7 @@ from echostore.pipeline.stages.operation_columns import (
 from echostore.pipeline.stages.parcels import pack, parcels_batch, unpack
 from echostore.pipeline.stages.property_columns import combine, item_halves
 from echostore.pipeline.stages.reduce_bucket import Writers, reduce_bucket
-from spark.bucket_world import PARTY, Answer, Block, RandomParty, factory, oracle, payload_columns
+from spark.bucket_world import PARTY, Answer, Block, RandomParty, Writer, factory, oracle, payload_columns
 
 SEEDS = 25
 
@@ -220,6 +222,31 @@ def test_a_random_party_in_steps(seed: int) -> None:
             del mine[:count]
         engine.take(step)
     same(engine.answer(), oracle(party, party.blocks))
+
+
+class OnePropertySet(RandomParty):
+    """All writers change one property set, in every way there is."""
+
+    def _operation(self, writer: Writer, stamp: Stamp) -> ItemOperation:
+        if not self.items:
+            item = created_item_id(writer.feed, stamp.seq, stamp.position)
+            self.items.append((item, "property-set"))
+            return ItemOperation(item, GENESIS, Genesis(item, "property-set", 1, "", None, stamp.depth))
+        item, model = self.items[0]
+        return ItemOperation(item, model, (self._change(writer, item, stamp),))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_property_set_block_by_block(seed: int) -> None:
+    """What a step finds in the state is what the kernel would have there: sums and elements that nobody touched, and those
+    that a plain write ends."""
+    party = OnePropertySet(seed, feeds=2, odd=0.0)
+    party.write(90)
+    engine = LocalEngine(party)
+    for at, block in enumerate(party.blocks, 1):
+        engine.take([block])
+        if at % 15 == 0:
+            same(engine.answer(), oracle(party, party.blocks[:at]))
 
 
 def test_an_entry_that_an_undo_put_back_stays_below_a_later_one() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
+from echostore.cli.app import run as run_command
 from echostore.kernel.errors import Refused, UsageError
 from echostore.peer.anchors import Anchor
 from echostore.pipeline import driver_bytes
@@ -353,11 +354,9 @@ QUICK_JAVA = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"}
 """An engine that lives for seconds has no use for code that is compiled well."""
 
 
-def shown_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
-    """What a command that needs no engine prints, run in this process."""
-    from echostore.cli.app import run as run_command
-
-    assert run_command([*arguments, "--json"]) == 0
+def shown_by(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> Any:
+    """What a command prints that is run in this process."""
+    assert run_command([*arguments, "--json"]) == status
     return json.loads(capsys.readouterr().out)
 
 
@@ -373,12 +372,14 @@ def command(*arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]"
     )
 
 
-def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, shared_session: Any
+) -> None:
     monkeypatch.setenv("ECHOSTORE_STATE", str(tmp_path / "state"))
     lake, out = str(tmp_path / "lake"), str(tmp_path / "out")
     shape = ("--feeds", "3", "--messages", "200", "--items", "20", "--faults", "3")
-    made = command("lake", "generate", "--lake", lake, *shape, "--expect", "expected.json", folder=tmp_path)
-    assert made.returncode == 0, made.stderr
+    monkeypatch.chdir(tmp_path)
+    shown_by(capsys, "lake", "generate", "--lake", lake, *shape, "--expect", "expected.json")
     expected = json.loads((tmp_path / "expected.json").read_text())
     spark = ("--master", "local[2]", "--memory", "1g")
     done = command("pipeline", "run", "--lake", lake, "--out", out, *spark, "--json", folder=tmp_path)
@@ -394,14 +395,18 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
     assert shown_by(capsys, "pipeline", "show", "--out", out, "--parties")["parties"] == [party]
     sound = shown_by(capsys, "pipeline", "show", "--out", out, "--verify")
     assert sound == {"version": 1, "sound": True, "damage": []}
-    audit = command("pipeline", "audit", "--lake", lake, *spark, "--json", folder=tmp_path)
-    report = json.loads(audit.stdout)
-    assert (audit.returncode, report["sound"]) == (6, False)
+    report = shown_by(capsys, "pipeline", "audit", "--lake", lake, *spark, status=6)
+    assert report["sound"] is False
     assert set(report["counts"]) >= {"bad-link"}
     assert all(list(each) == ["party", "feed", "seq", "blocks", "reason", "detail"] for each in report["findings"])
 
 
-def test_bad_requests_fail_before_spark_starts(tmp_path: Path) -> None:
+def test_bad_requests_fail_before_spark_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ECHOSTORE_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr("echostore.pipeline.session._started", _never)
     for arguments, status, words in (
         (("run", "--lake", "nowhere", "--out", "out"), 3, "nowhere"),
         (("run", "--lake", "nowhere", "--out", "out", "--tables", "nothing"), 2, "no table"),
@@ -412,9 +417,13 @@ def test_bad_requests_fail_before_spark_starts(tmp_path: Path) -> None:
         (("show", "--out", "out"), 3, "no folder out"),
         (("show", "--out", "out", "--verify"), 3, "no folder out"),
     ):
-        done = command("pipeline", *arguments, folder=tmp_path)
-        assert (done.returncode, words in done.stderr) == (status, True), (arguments, done.stderr)
+        assert run_command(["pipeline", *arguments]) == status, arguments
+        assert words in capsys.readouterr().err, arguments
     assert not (tmp_path / "out").exists()
+
+
+def _never(*given: object) -> None:
+    raise AssertionError("an engine was started")
 
 
 KILLED = """

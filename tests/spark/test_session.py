@@ -1,13 +1,15 @@
 """Java and the Spark session: found or brought, typed errors, progress, interruption."""
 
+import logging
 import os
 import signal
 import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
@@ -207,6 +209,112 @@ def test_one_session_at_a_time(spark: Any) -> None:
     assert spark.range(3).count() == 3
 
 
+@pytest.fixture
+def pressed() -> Iterator[list[int]]:
+    """^C is counted and does nothing, as if a library had swallowed it. SIGTERM does what it does without a session: the
+    one of the other tests may be there by now."""
+    found: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: found.append(number))
+    termination = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield found
+    signal.signal(signal.SIGTERM, termination)
+    signal.signal(signal.SIGINT, before)
+
+
+def press(times: int = 1) -> None:
+    for _ in range(times):
+        signal.raise_signal(signal.SIGINT)
+
+
+def press_and_fail() -> None:
+    press()
+    raise EngineFailed("a job was cancelled")
+
+
+def test_what_fails_after_an_interruption_is_the_interruption(pressed: list[int]) -> None:
+    with pytest.raises(KeyboardInterrupt), session._interruption_wins():
+        press_and_fail()
+    assert pressed == [signal.SIGINT], "what cancels the jobs is still called"
+    with pytest.raises(EngineFailed, match="by itself"), session._interruption_wins():
+        raise EngineFailed("by itself")
+    with session._interruption_wins():
+        press()  # and nothing fails: what was done is done
+    press()
+    assert len(pressed) == 3, "afterwards all is as before"
+
+
+def test_an_interruption_waits_until_the_jvm_can_be_stopped_and_a_second_one_does_not(pressed: list[int]) -> None:
+    done = []
+
+    def launch(times: int) -> None:
+        press(times)
+        done.append(times)
+
+    for times in (1, 2):
+        with pytest.raises(KeyboardInterrupt), session._interrupted_later():
+            launch(times)
+    with session._interrupted_later():
+        launch(0)
+    assert done == [1, 0], "the second press ended it"
+    assert pressed == []
+    press()
+    assert len(pressed) == 1, "afterwards all is as before"
+
+
+def test_a_launch_that_is_interrupted_ends_with_a_jvm_that_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pressed: list[int]
+) -> None:
+    """The gateway is taken over before the interruption goes on, so that it ends with this process."""
+
+    class Context:
+        known: ClassVar[list[object]] = []
+
+        @classmethod
+        def _ensure_initialized(cls, *, gateway: object) -> None:
+            cls.known.append(gateway)
+
+    def launch(conf: object, files: object) -> str:
+        press()
+        return "gateway"
+
+    monkeypatch.setattr("pyspark.SparkContext", Context)
+    monkeypatch.setattr("pyspark.java_gateway.launch_gateway", launch)
+    with pytest.raises(KeyboardInterrupt):
+        session._launch(None, tmp_path / "words")
+    assert Context.known == ["gateway"]
+
+
+def test_sigterm_does_what_an_interruption_does(pressed: list[int]) -> None:
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    with session._termination_interrupts():
+        signal.raise_signal(signal.SIGTERM)
+        assert pressed == [signal.SIGTERM]
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    own = signal.signal(signal.SIGTERM, lambda number, frame: pressed.append(number))
+    try:
+        with session._termination_interrupts():
+            signal.raise_signal(signal.SIGTERM)  # a program that has its own plans keeps them
+    finally:
+        signal.signal(signal.SIGTERM, own)
+    assert pressed == [signal.SIGTERM, signal.SIGTERM]
+
+
+def test_tracebacks_of_the_gateway_are_not_shown_and_others_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])  # as in a program that has set up no logging
+    monkeypatch.setattr(logging, "lastResort", logging.StreamHandler(sys.stderr))
+    with session._quiet_gateway():
+        for file in ("/venv/py4j/java_gateway.py", "/venv/other/file.py"):
+            root.handle(root.makeRecord("root", logging.ERROR, file, 1, file, (), None))
+    assert capsys.readouterr().err == "/venv/other/file.py\n"
+    assert root.handlers == []
+
+
 PROGRAM = """
 import sys, time
 import pyarrow as pa
@@ -271,4 +379,5 @@ def test_all_works_without_an_installed_java_and_interruption_leaves_nothing_beh
     assert rest == "told True\n"
     assert errors.strip().splitlines()[-1].startswith("KeyboardInterrupt")
     assert "WARN" not in errors, "Spark is quiet"
+    assert "while sending command" not in errors, "and so is what carries the calls"
     assert list(local.iterdir()) == []

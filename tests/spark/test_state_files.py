@@ -7,9 +7,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from echostore.pipeline.output.files import read_table
 from echostore.pipeline.output.writing import Place
-from echostore.pipeline.schemas import ITEM_STATES, STATE_INDEX
+from echostore.pipeline.schemas import ITEM_STATES, STATE_INDEX, TOPS
 from echostore.pipeline.stages import state_files
+from echostore.pipeline.stages.parcels import unpacked
 from echostore.pipeline.stages.state_files import (
     StateWriter,
     by_bucket,
@@ -18,6 +20,7 @@ from echostore.pipeline.stages.state_files import (
     read_states,
     states_noted,
 )
+from echostore.pipeline.stages.subtrees import Subtrees
 
 ONE, OTHER = b"\x01" * 32, b"\x02" * 32
 
@@ -60,6 +63,7 @@ class Kept:
         parcels = index_parcels(self.rows(), dict.fromkeys(buckets, depth))
         notes = [each["note"] for each in parcels if each["bucket"] in buckets[each["party"]]]
         table, turns = read_states(self.place.out, states_noted(notes), buckets)
+        assert table.equals(table.sort_by([("party", "ascending"), ("item_key", "ascending")]))
         return {
             (row["party"], int.from_bytes(row["item"], "big")): (row["state"].decode(), int(turn))
             for row, turn in zip(table.to_pylist(), turns, strict=True)
@@ -95,6 +99,28 @@ def test_large_buckets_have_row_groups_of_their_own(tmp_path: Path, monkeypatch:
     for bucket in sorted(EVERY):
         wanted = {number for number in range(100) if _bucket(number) == bucket}
         assert {number for _, number in kept.read({ONE: {bucket}}, 1)} == wanted
+
+
+def test_states_ascend_by_key_however_their_files_follow_each_other(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, {ONE: 1})
+    states = _states(ONE, dict.fromkeys(range(100), "new"))
+    kept.write(1, states, only="f")
+    kept.write(2, states, only="0")
+    wanted = {number for number in range(100) if _bucket(number) in "0f"}
+    assert {number for _, number in kept.read({ONE: {"0", "f"}}, 1)} == wanted
+
+
+def test_a_top_stands_for_the_items_that_are_left(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    made = Subtrees(Place(str(tmp_path), "a"), 7)
+    previous = _states(ONE, dict.fromkeys(range(6), "before"))
+    made.add_changed(_states(ONE, {2: None, 3: "now", 9: "new", 8: None}), previous, {ONE: 0}, lambda *place: None)
+    [file] = made.write()["tops"]
+    [top] = read_table(str(tmp_path), file, TOPS).to_pylist()
+    entries = dict(zip(*(unpacked(top["entries"])[name].to_pylist() for name in ("item", "encoded")), strict=True))
+    left = {0: b"before", 1: b"before", 3: b"now", 4: b"before", 5: b"before", 9: b"new"}
+    assert entries == {number.to_bytes(16, "big"): text for number, text in left.items()}
+    assert top["count"] == 6
 
 
 def test_the_latest_turn_counts_and_what_is_gone_stays_gone(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 import echostore
+from echostore.cli.app import run
+from echostore.pipeline.lake import Lake
 from echostore.pipeline.output import reading
 from echostore.pipeline.output.results import party_results
 from network_peers import until
@@ -31,11 +33,15 @@ def running() -> Iterator[list[subprocess.Popen[str]]]:
             process.wait()
 
 
-def start(running: list[subprocess.Popen[str]], folder: Path, *more: str) -> tuple[subprocess.Popen[str], Path]:
+def arguments(folder: Path, *more: str) -> list[str]:
+    given = ["--home", str(folder / "ann"), "pipeline", "stream", "--publish", "--lake", str(folder / "lake")]
+    given += ["--out", str(folder / "out"), "--trigger", "0.2", "--json", *more]
+    return [*given, "--master", "local[2]", "--memory", "512m"]
+
+
+def start(running: list[subprocess.Popen[str]], folder: Path) -> tuple[subprocess.Popen[str], Path]:
     words = folder / f"words-{len(running)}.json"
-    command = [sys.executable, "-m", "echostore", "--home", str(folder / "ann"), "pipeline", "stream", "--publish"]
-    command += ["--lake", str(folder / "lake"), "--out", str(folder / "out"), "--trigger", "0.2", "--json", *more]
-    command += ["--master", "local[2]", "--memory", "512m"]
+    command = [sys.executable, "-m", "echostore", *arguments(folder)]
     with open(words, "w") as output, open(folder / f"errors-{len(running)}.txt", "w") as errors:
         process = subprocess.Popen(
             command,
@@ -61,7 +67,11 @@ def folded(words: Path) -> int:
 
 @pytest.mark.timeout(600)
 def test_killed_stopped_and_started_again_it_ends_with_what_the_peer_has(
-    tmp_path: Path, running: list[subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    running: list[subprocess.Popen[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    shared_session: Any,
 ) -> None:
     monkeypatch.setenv("ECHOSTORE_STATE", str(tmp_path / "state"))
     with echostore.open(tmp_path / "ann", name="ann") as peer:
@@ -100,9 +110,9 @@ def test_killed_stopped_and_started_again_it_ends_with_what_the_peer_has(
         assert process.wait(WAIT_S) == 0, (tmp_path / "errors-1.txt").read_text()
         assert lines(words)[-1]["ended"] is True
 
-        process, words = start(running, tmp_path, "--once")
-        assert process.wait(WAIT_S) == 0, (tmp_path / "errors-2.txt").read_text()
-        assert [each["cid"] for each in lines(words)[-1]["parties"]] == [party.snapshot().cid]
+        assert run(arguments(tmp_path, "--once")) == 0
+        last = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert [each["cid"] for each in last["parties"]] == [party.snapshot().cid]
         commit, _ = reading.newest(tmp_path / "out")
         assert commit is not None
         assert [result.waiting for result in party_results(tmp_path / "out", commit)] == [0]
@@ -120,9 +130,6 @@ def test_killed_stopped_and_started_again_it_ends_with_what_the_peer_has(
 def test_what_can_not_be_done_is_refused_before_spark_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...], what: str
 ) -> None:
-    from echostore.cli.app import run
-    from echostore.pipeline.lake import Lake
-
     Lake.create(tmp_path / "lake")
     status = run(["pipeline", "stream", "--lake", str(tmp_path / "lake"), "--out", str(tmp_path / "out"), *more])
     assert status == 2

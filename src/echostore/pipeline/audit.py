@@ -1,7 +1,8 @@
 """audit: is everything in a lake what its writers signed, whole and in order? Reads all of it and writes nothing.
 
 The stages control, verify and order from scratch, and a hash of every file. What they reject is told by feed: which
-blocks, from which one on, and why.
+blocks, from which one on, and why. Of a party with blocks in a damaged file nothing more can be said; the others are
+checked.
 """
 
 from collections import Counter
@@ -43,6 +44,8 @@ class Audit:
     parties: int
     feeds: int
     blocks: int
+    checked: int
+    """Blocks of parties that could be checked: those without any in a damaged file."""
     findings: list[dict[str, Any]]
     counts: dict[str, int]
 
@@ -58,12 +61,21 @@ def audit_lake(spark: Any, path: Path, parties: Sequence[str] = ()) -> Audit:
     wanted = chosen_parties(version, parties)
     runs = version.runs(parties=wanted)
     counts: Counter[str] = Counter()
-    findings = list(_damaged_files(spark, version, set(runs["file"].unique().to_pylist())))
-    counts[DAMAGED_FILE] += len(findings)
-    if not findings:
+    findings: list[dict[str, Any]] = []
+    hurt: set[bytes] = set()
+    for finding in _damaged_files(spark, version, runs):
+        counts[DAMAGED_FILE] += finding["blocks"]
+        hurt |= finding.pop("parties")
+        findings.append(finding)
+    if hurt:
+        wanted = sorted(set(runs["party"].unique().to_pylist()) - hurt)
+        whole = runs.filter(pc.is_in(runs["party"], pa.array(wanted, runs.schema.field("party").type)))
+    else:
+        whole = runs
+    if len(whole):
         control = fold_control(spark, version, wanted)
         # Where the beginning was freed everywhere, the epoch that the party stands on is the ground to check from.
-        bases = Bases.of(str(path), control.rows["parties"]).only(_begun_late(runs))
+        bases = Bases.of(str(path), control.rows["parties"]).only(_begun_late(whole))
         cuts = bases.order_cuts() if bases else None
         order = order_blocks(spark, version, control, wanted, previous=cuts, floors=bases.floors())
         try:
@@ -74,16 +86,20 @@ def audit_lake(spark: Any, path: Path, parties: Sequence[str] = ()) -> Audit:
         finally:
             order.close()
             control.close()
-    lengths = runs["end"].to_numpy() - runs["start"].to_numpy()
     feeds = len(runs.group_by(["party", "feed"]).aggregate([]))
     return Audit(
         version.version,
         len(runs["party"].unique()),
         feeds,
-        int(lengths.sum()),
+        _blocks(runs),
+        _blocks(whole),
         findings,
         {reason: count for reason, count in sorted(counts.items()) if count},
     )
+
+
+def _blocks(runs: pa.Table) -> int:
+    return int((runs["end"].to_numpy() - runs["start"].to_numpy()).sum())
 
 
 def _begun_late(runs: pa.Table) -> set[bytes]:
@@ -129,8 +145,9 @@ def _finding(row: Any, seq: int, blocks: int, reason: str, detail: str) -> dict[
     }
 
 
-def _damaged_files(spark: Any, version: Any, used: set[str]) -> Iterator[dict[str, Any]]:
-    """Files of the lake whose content does not match the log; tasks hash them."""
+def _damaged_files(spark: Any, version: Any, runs: pa.Table) -> Iterator[dict[str, Any]]:
+    """Files of the lake whose content does not match the log, with the parties in them; tasks hash them."""
+    used = set(runs["file"].unique().to_pylist())
     rows = [
         {"file": each.file, "sha256": each.sha256, "bytes": each.bytes} for each in version.files if each.file in used
     ]
@@ -140,11 +157,13 @@ def _damaged_files(spark: Any, version: Any, used: set[str]) -> Iterator[dict[st
     frame = frame_of(spark, pa.Table.from_pylist(rows, _FILES)).repartition(tasks)
     found = mapped(frame, _Hashing(str(version.lake.path)), _DAMAGE).collect()
     for row in sorted(found, key=lambda row: str(row["file"])):
+        inside = runs.filter(pc.equal(runs["file"], row["file"]))
         yield {
+            "parties": set(inside["party"].unique().to_pylist()),
             "party": "",
             "feed": "",
             "seq": 0,
-            "blocks": 1,
+            "blocks": _blocks(inside),
             "reason": DAMAGED_FILE,
             "detail": f"{row['file']}: {row['what']}",
         }

@@ -9,7 +9,7 @@
 Nothing here is visible to readers: `echostore.pipeline.run` commits what builds wrote.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,7 @@ def build(job: Job, parties: frozenset[bytes] | None, anew: frozenset[bytes]) ->
             rebased -= scratch
             known = _Known.of(job, stages.keys, scratch | rebased)
             # Parties that are built from scratch or rebased go on from the epoch that they stand on, if they do.
-            cuts = _with_bases(known.cuts, stages.bases.only(scratch | rebased))
+            cuts = _with_cuts(known.cuts, stages.bases.only(scratch | rebased), Bases.order_cuts)
             floors = stages.bases.floors()
             order = order_blocks(job.spark, job.version, stages.control, parties, job.limits, cuts, floors=floors)
             stages.order = _Order.of(job, order)
@@ -261,7 +261,7 @@ def _fold(
         turn=job.turn,
         collect=job.collect,
         models=job.models,
-        cuts_before=_with_cuts(known.cuts, seeded),
+        cuts_before=_with_cuts(known.cuts, seeded, Bases.cuts),
         index_before=instead["state_index"],
         moves_before=instead["moves"],
         tops_before=instead["tops"],
@@ -433,23 +433,11 @@ def _state_files(job: Job, index: Iterable[NamedFile]) -> dict[NamedFile, int]:
 # tables here and in Spark, alike
 
 
-def _with_cuts(before: Rows | None, seeded: Bases) -> Rows | None:
-    """The cuts before, with those of epochs whose items are the states before."""
-    if not seeded:
+def _with_cuts(before: Rows | None, bases: Bases, cuts_of: Callable[[Bases], pa.Table]) -> Rows | None:
+    """The cuts before, with those of epochs that parties go on from."""
+    if not bases:
         return before
-    cuts = seeded.cuts()
-    if before is None:
-        return cuts
-    if isinstance(before, pa.Table):
-        return pa.concat_tables([before.select(cuts.column_names).cast(cuts.schema), cuts])
-    return before.select(*cuts.column_names).unionByName(as_frame(before.sparkSession, cuts))
-
-
-def _with_bases(before: Rows | None, anew: Bases) -> Rows | None:
-    """CUTS before, with those of epochs from which parties are built anew."""
-    if not anew:
-        return before
-    cuts = anew.order_cuts()
+    cuts = cuts_of(bases)
     if before is None:
         return cuts
     if isinstance(before, pa.Table):

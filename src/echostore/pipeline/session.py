@@ -4,10 +4,12 @@ with spark_session("pipeline run", master="local[*]") as spark:
     ...
 
 Spark's own words go to a file that is kept only when something failed. ^C cancels the running jobs, stops the session
-and goes on as KeyboardInterrupt; results of a job appear with its commit, so none is half there.
+and goes on as KeyboardInterrupt, whatever the cancelled jobs say meanwhile; results of a job appear with its commit, so
+none is half there. SIGTERM does the same, where the program has no plans of its own for it.
 """
 
 import contextlib
+import logging
 import os
 import re
 import shutil
@@ -74,11 +76,11 @@ def spark_session(name: str, options: SparkOptions | None = None, *, tell: Tell 
     """A session for the block. Spark's exceptions leave it as typed errors. `tell` hears of progress."""
     options = options or SparkOptions()
     before = signal.getsignal(signal.SIGINT)
-    with _scratch() as scratch:
+    with _termination_interrupts(), _scratch() as scratch, _quiet_gateway():
         words = scratch / "spark.log"
         spark = _started(name, options, scratch, words)
         try:
-            with engine_errors.typed(words), _watched(spark, tell):
+            with _interruption_wins(), engine_errors.typed(words), _watched(spark, tell):
                 yield spark
         finally:
             # After ^C Spark's own handler has cancelled the jobs; stopping ends what is left of them.
@@ -197,6 +199,9 @@ def _started(name: str, options: SparkOptions, scratch: Path, words: Path) -> An
         return SparkSession(SparkContext(conf=conf))
     except EchoError:
         raise
+    except KeyboardInterrupt:
+        _forget_context()
+        raise
     except Exception as error:
         # Half a context would refuse the next session.
         _forget_context()
@@ -210,13 +215,14 @@ def _launch(conf: Any, words: Path) -> None:
 
     # It would win over the setting, and the folder of this session lies in it.
     local = os.environ.pop(LOCAL_DIRS, None)
-    try:
-        with open(words, "ab") as output:
-            gateway = launch_gateway(conf, {"stdout": output, "stderr": output})  # type: ignore[no-untyped-call]  # by pyspark
-    finally:
-        if local is not None:
-            os.environ[LOCAL_DIRS] = local
-    SparkContext._ensure_initialized(gateway=gateway)  # the constructor calls it without our gateway
+    with _interrupted_later():  # a JVM that is left alone before it is connected never ends
+        try:
+            with open(words, "ab") as output:
+                gateway = launch_gateway(conf, {"stdout": output, "stderr": output})  # type: ignore[no-untyped-call]  # by pyspark
+        finally:
+            if local is not None:
+                os.environ[LOCAL_DIRS] = local
+        SparkContext._ensure_initialized(gateway=gateway)  # the constructor calls it without our gateway
 
 
 def _settings(name: str, options: SparkOptions, scratch: Path, memory: int, *, local: bool) -> dict[str, str]:
@@ -245,6 +251,9 @@ def _settings(name: str, options: SparkOptions, scratch: Path, memory: int, *, l
         "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "false",
         # Spark runs a worker for each core already.
         "spark.executorEnv.POLARS_MAX_THREADS": "1",
+        # The other allocator gives memory back, and takes it again, so eagerly that a short task spends a quarter of its
+        # time on that.
+        "spark.executorEnv.ARROW_DEFAULT_MEMORY_POOL": "jemalloc",
         # A worker that dies in native code leaves the stack it died on.
         "spark.python.worker.faulthandler.enabled": "true",
     }
@@ -290,6 +299,107 @@ def _scratch() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+# interruption
+
+
+@contextlib.contextmanager
+def _termination_interrupts() -> Iterator[None]:
+    """SIGTERM is like ^C: a process that ends at once leaves its folder, with all that was shuffled, behind."""
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    ):
+        yield
+        return
+
+    def handler(number: int, frame: Any) -> None:
+        interrupt = signal.getsignal(signal.SIGINT)
+        if not callable(interrupt):  # ^C is ignored, as in the background of a script
+            raise KeyboardInterrupt
+        interrupt(number, frame)
+
+    signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is handler:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def _interruption_wins() -> Iterator[None]:
+    """After ^C nothing else leaves the block: jobs that were cancelled fail, and so may what is done about them."""
+    heard = threading.Event()
+    with _heard(lambda: heard.set()) as installed:
+        try:
+            yield
+        except Exception as error:
+            if installed and heard.is_set():
+                raise KeyboardInterrupt from error
+            raise
+
+
+@contextlib.contextmanager
+def _interrupted_later() -> Iterator[None]:
+    """The first ^C waits until the block has ended; a second one ends it."""
+    presses = 0
+
+    def press() -> None:
+        nonlocal presses
+        presses += 1
+        if presses > 1:
+            raise KeyboardInterrupt
+
+    with _heard(press, pass_on=False):
+        yield
+    if presses:
+        raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _heard(told: Callable[[], None], *, pass_on: bool = True) -> Iterator[bool]:
+    """Tell of ^C, then do what is done about it otherwise. Not where it is ignored, nor outside of the main thread."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield False
+        return
+
+    def handler(number: int, frame: Any) -> None:
+        told()
+        if pass_on:
+            before(number, frame)
+
+    signal.signal(signal.SIGINT, handler)
+    try:
+        yield True
+    finally:
+        if signal.getsignal(signal.SIGINT) is handler:
+            signal.signal(signal.SIGINT, before)
+
+
+class _WithoutGateway(logging.Handler):
+    """Shows what would be shown without it, but for the tracebacks that py4j logs when a call is interrupted."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if Path(record.pathname).parent.name != "py4j" and logging.lastResort is not None:
+            logging.lastResort.handle(record)
+
+
+@contextlib.contextmanager
+def _quiet_gateway() -> Iterator[None]:
+    """Keep py4j's log off the terminal. A program that has set up logging sees it where it wants to."""
+    root = logging.getLogger()
+    if root.handlers:
+        yield
+        return
+    handler = _WithoutGateway(logging.WARNING)
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
 
 
 # progress

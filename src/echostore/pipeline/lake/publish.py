@@ -18,6 +18,7 @@ from echostore.kernel.errors import Corrupt, Locked, NotFound
 from echostore.kernel.ids import PartyKey
 from echostore.pipeline.lake import log
 from echostore.pipeline.lake.bases import publish_base
+from echostore.pipeline.lake.control_floors import publish_control
 from echostore.pipeline.lake.home_feeds import HomeFeed, feeds_of, open_feeds
 from echostore.pipeline.lake.reading import read_rows, read_runs
 from echostore.pipeline.lake.strands import Run
@@ -139,6 +140,7 @@ class _Publishing:
         with store:
             # Before the blocks: who finds an epoch in the control feeds of a version finds its snapshot too.
             self._done.bases += publish_base(self._home, self._lake.path, party, store)
+            publish_control(self._lake.path, party, store)
             for feed in feeds_of(store):
                 in_lake = known.get((party, feed.key), [])
                 gone = _gone(feed.beginning, in_lake)

@@ -67,17 +67,17 @@ def stat(lake: Lake, *, full: bool = False, keep_s: float = KEEP_S, tell: Tell |
 
 
 def _count(at: LakeVersion, found: LakeStat) -> None:
-    runs = at.runs()
     found.version = at.version
+    found.blocks = sum(each.rows for each in at.files)
+    found.control_blocks = sum(each.rows for each in at.files if each.control)
+    found.files = len(at.files)
+    found.bytes = sum(each.bytes for each in at.files) + sum(each.bytes for each in at.runs_files)
+    runs = at.runs()  # may be damaged; the log has told the rest
     found.runs = len(runs)
     found.parties = pc.count_distinct(runs["party"]).as_py()
     feeds = runs.append_column("forked", overlapping(runs)).group_by(["party", "feed"]).aggregate([("forked", "max")])
     found.feeds = len(feeds)
     found.forked_feeds = pc.sum(feeds["forked_max"]).as_py() or 0
-    found.blocks = sum(each.rows for each in at.files)
-    found.control_blocks = sum(each.rows for each in at.files if each.control)
-    found.files = len(at.files)
-    found.bytes = sum(each.bytes for each in at.files) + sum(each.bytes for each in at.runs_files)
     found.row_bytes = pc.sum(runs["bytes"]).as_py() or 0
     sizes = runs.group_by(["file", "control"]).aggregate([("bytes", "sum")])
     small = sizes.filter(pc.less(sizes["bytes_sum"], SMALL_BYTES))["control"].to_pylist()

@@ -9,6 +9,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -58,7 +59,7 @@ def write_file(
                 if batch.num_rows:
                     if writer is None:
                         step(f"open {kind}")
-                        writer = pq.ParquetWriter(part, schema, compression="zstd", compression_level=1)
+                        writer = pq.ParquetWriter(part, schema, **_encoding(kind, schema))
                     writer.write_batch(_as(batch, schema), row_group_size=row_group_rows)
                     rows += batch.num_rows
         finally:
@@ -80,6 +81,19 @@ def write_file(
         part.unlink(missing_ok=True)
         raise
     return NamedFile(f"{folder}/{kind}/{sha256}.parquet", sha256, size, rows)
+
+
+_BULK = frozenset({"states", "blobs"})
+"""Kinds that hold the bytes of whole items. Each run writes many of them and reads most of them once."""
+_DISTINCT = frozenset({"item_key", "item", "state", "encoded", "native", "cid", "data"})
+"""Their columns of which hardly two rows are alike: a dictionary of them would be a second copy."""
+
+
+def _encoding(kind: str, schema: pa.Schema) -> dict[str, Any]:
+    """How Parquet is to write a kind: small, or in the bulk, quickly."""
+    if kind not in _BULK:
+        return {"compression": "zstd", "compression_level": 1}
+    return {"compression": "snappy", "use_dictionary": [name for name in schema.names if name not in _DISTINCT]}
 
 
 def _as(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

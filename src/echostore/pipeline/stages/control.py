@@ -5,8 +5,8 @@
                    ──► PARTIES  ADMISSION  MEMBERS  PUBLISHED_MODELS  CUTS  TARGETS  REJECTS (twice)  UNHELD
 
 A child party has no control feeds: it gets rows of its own from its parent's. `TARGETS` are the processed control blocks,
-on any branch: what data messages may depend on. Control is folded whole in every run; only blocks of data have a
-history that is long.
+on any branch: what data messages may depend on. Control is folded whole in every run, or from the control state on that
+stands for blocks that nobody has any more (`lake.control_floors`); only blocks of data have a history that is long.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -22,14 +22,16 @@ from echostore.kernel.party.admission import Admission
 from echostore.kernel.party.credentials import FeedKind
 from echostore.kernel.reasons import Reason
 from echostore.pipeline import schemas
+from echostore.pipeline.lake.control_floors import floor_at, floors_of
 from echostore.pipeline.stages.bundles import BUNDLES, Bundler, unbundled
 from echostore.pipeline.stages.by_party import PARTY_TASK_BYTES, Rows, Tables, parties, released, together
 from echostore.pipeline.stages.frames import frame_of, mapped
 from echostore.pipeline.stages.holding import HeldPiece, Stretch, hold
 from echostore.pipeline.stages.party_fold import ControlFeed, FoldedParty, fold_party
-from echostore.pipeline.stages.planning import BUCKET_BITS, plan_pieces
+from echostore.pipeline.stages.planning import BUCKET, BUCKET_BITS, NO_FILE, Before, plan_pieces
 from echostore.pipeline.stages.standing import stands_on
 from echostore.pipeline.stages.verify import Piece, piece_rows, verify_piece
+from echostore.wire.control_state import StoredControl
 from echostore.wire.membership import membership_state
 
 AFTER_INVALID_LISTED_MAX = 1024
@@ -130,7 +132,7 @@ def fold_control(
     runs = lake_version.runs(parties=parties, control=True)
     if parties is not None and set(parties) - set(runs["party"].unique().to_pylist()):
         runs = lake_version.runs(control=True)
-    pieces = plan_pieces(runs, limits=_limits(runs, limits or {})).pieces
+    pieces = _planned(str(lake_version.lake.path), runs, limits or {})
     total = int(runs["bytes"].to_numpy().sum())
     lake = str(lake_version.lake.path)
     if total <= here_bytes_max:
@@ -144,13 +146,26 @@ def fold_control(
 
 def fold_control_here(lake: str, runs: pa.Table) -> dict[str, pa.Table]:
     """The same of a few parties, inside one task: the tables by name. `runs` are sorted control runs."""
-    bundles = _bundles_here(lake, plan_pieces(runs).pieces)
+    bundles = _bundles_here(lake, _planned(lake, runs, {}))
     return {name: unbundled(bundles, name, schema) for name, schema in TABLES.items()}
 
 
 def _bundles_here(lake: str, pieces: pa.Table) -> pa.Table:
     ordered = pieces.sort_by("party").combine_chunks()
     return pa.Table.from_batches(_Folding(lake)(iter(ordered.to_batches())), BUNDLES)
+
+
+def _planned(lake: str, runs: pa.Table, limits: Limits) -> pa.Table:
+    """The pieces of control runs, from the states on that stand for what the lake lacks."""
+    moments: dict[bytes, Mapping[FeedId, int]] = {
+        party: limit.control for party, limit in limits.items() if limit.control is not None
+    }
+    floors: dict[tuple[bytes, bytes], Before] = {
+        (party, key): Before(cut.length, cut.link, cut.depth)
+        for party, stored in floors_of(lake, runs, moments).items()
+        for key, cut in stored.cuts.items()
+    }
+    return plan_pieces(runs, limits=_limits(runs, limits), floors=floors).pieces
 
 
 def _limits(runs: pa.Table, limits: Limits) -> dict[tuple[bytes, bytes], int]:
@@ -181,13 +196,15 @@ class _Folding:
 
 
 def _fold(lake: str, party: PartyKey, pieces: pa.Table, bundler: Bundler) -> None:
-    feeds = {}
-    for key, found in _by_feed(pieces).items():
-        feeds[key] = _control_feed(lake, key, found)
+    feeds, by_feed = {}, _by_feed(pieces)
+    lengths = {key: _floor(found) for key, found in by_feed.items() if _floor(found)}
+    begun = floor_at(lake, party, lengths) if lengths else None
+    for key, found in by_feed.items():
+        feeds[key] = _control_feed(lake, key, found, begun)
         for start, end, reason, detail in feeds[key].held.unheld:
             row = {"party": party, "feed": key, "control": True, "start": start, "end": end}
             bundler.add("unheld", {**row, "reason": reason, "detail": detail})
-    folded = fold_party(party, feeds)
+    folded = fold_party(party, feeds, begun)
     machine = folded.membership.machine
     children = [child for child, _ in machine.children]
     for child in (None, *children):
@@ -210,9 +227,20 @@ def _by_feed(pieces: pa.Table) -> dict[FeedKey, list[Piece]]:
     return found
 
 
-def _control_feed(lake: str, key: FeedKey, pieces: list[Piece]) -> ControlFeed:
+def _floor(pieces: list[Piece]) -> int:
+    """How many blocks of a feed a control state stands for."""
+    return max((piece.end for piece in pieces if piece.file == NO_FILE), default=0)
+
+
+def _control_feed(lake: str, key: FeedKey, pieces: list[Piece], start: StoredControl | None) -> ControlFeed:
     stretches, links, payloads = [], {}, {}
+    cut = start.cuts.get(key) if start is not None else None
+    if cut is not None:
+        first = next(piece.piece for piece in pieces if piece.file == NO_FILE)
+        stretches.append(Stretch.base(first, cut.length, cut.link, cut.depth))
     for piece in pieces:
+        if piece.file == NO_FILE:
+            continue
         batches = list(piece_rows(lake, piece))
         stretches.append(Stretch.of(verify_piece(piece, iter(batches), envelopes=False)[0]))
         before = 1 if piece.previous is None else 0
@@ -283,6 +311,20 @@ def _tell_targets(
     end = folded.processed.get(piece, start)
     if end <= start:
         return
+    shared = {
+        "party": party,
+        "names": feed_id(key),
+        # Below zero, so that no twig of a data feed has the same name.
+        "twig": -2 - held.twig,
+        "path": np.array([-2 - twig for twig in held.path], np.int64).tobytes(),
+    }
+    if piece not in feed.links:  # a control state stands for it: the bound of depth is checked (O8)
+        above = held.stretch.last_depth - end + 1
+        for at in range(0, end, BUCKET):
+            place = {"bucket": at >> BUCKET_BITS, "start": at, "end": min(at + BUCKET, end)}
+            below = {"file": NO_FILE, "row": above, "links": None, "depths": None}
+            bundler.add("targets", {**shared, **place, **below})
+        return
     depths = []
     for index in range(end - start):
         envelope = folded.envelopes[piece, index]
@@ -291,12 +333,8 @@ def _tell_targets(
     bundler.add(
         "targets",
         {
-            "party": party,
-            "names": feed_id(key),
+            **shared,
             "bucket": start >> BUCKET_BITS,
-            # Below zero, so that no twig of a data feed has the same name.
-            "twig": -2 - held.twig,
-            "path": np.array([-2 - twig for twig in held.path], np.int64).tobytes(),
             "start": start,
             "end": end,
             "file": None,

@@ -85,6 +85,7 @@ MESSAGES: dict[str, tuple[tuple[str, int, Any, bool, bool], ...]] = {
     "PropertyState": (("layers", 1, "Layer", True, False),),
     "LayerList": (("layers", 1, _BYTES, True, False),),  # the same, with layers as they are
     "Layer": (("feed", 1, _BYTES, False, False), ("entries", 2, "Entry", True, False)),
+    "LayerHead": (("feed", 1, _BYTES, False, False),),  # the same, for finding out whose they are
     "Entry": (
         ("path", 1, _TEXT, True, False),
         ("stamp", 2, "EntryStamp", False, False),

@@ -2,7 +2,8 @@
 
 What is written under one top key of a layer does not depend on its other keys. So only the *odd* keys go through the
 kernel, and only when this run wrote to them; odd entries that nobody touched pass as they are, and the plain keys of the
-same layer were folded by column. Here the three are put together again, in the order of a snapshot.
+same layer were folded by column. Here the three are put together again, in the order of a snapshot. Layers of which nobody
+touched an odd key do not come here at all: columns carry their odd entries.
 """
 
 from collections import defaultdict

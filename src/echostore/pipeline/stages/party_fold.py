@@ -10,11 +10,12 @@ With the proof the membership says what counts, and one branch is read to its en
 from dataclasses import dataclass, field
 
 from echostore.kernel.ids import FeedId, FeedKey, Link, PartyKey, feed_id
-from echostore.kernel.order import CONTROL, DATA, Delivery, Envelope, FeedCursor, Held, Mark, Orderer
+from echostore.kernel.order import CONTROL, DATA, Cut, Delivery, Envelope, FeedCursor, Held, Mark, Orderer
 from echostore.kernel.party.credentials import FeedKind
 from echostore.kernel.reasons import Reason
 from echostore.pipeline.stages.holding import HeldFeed, HeldPiece
 from echostore.wire.control import Membership
+from echostore.wire.control_state import StoredControl
 from echostore.wire.messages import decode_envelope
 
 
@@ -40,13 +41,16 @@ class FoldedParty:
     """Feeds that fork without a proof, and where."""
 
 
-def fold_party(party: PartyKey, feeds: dict[FeedKey, ControlFeed]) -> FoldedParty:
-    """Folds the control feeds of a party; again, with less, while forks turn out to be unproven."""
+def fold_party(party: PartyKey, feeds: dict[FeedKey, ControlFeed], start: StoredControl | None = None) -> FoldedParty:
+    """Folds the control feeds of a party; again, with less, while forks turn out to be unproven.
+
+    With `start` from that state on, where what lies below was freed everywhere.
+    """
     forks = {key: fork for key, feed in feeds.items() if (fork := feed.held.fork) is not None}
     unproven: dict[FeedKey, int] = {}
     envelopes: dict[tuple[int, int], Envelope | Reason] = {}
     while True:
-        folded = _Folding(party, feeds, unproven, envelopes).run()
+        folded = _Folding(party, feeds, start, unproven, envelopes).run()
         proven = folded.membership.machine.forks
         found = {key: seq for key, seq in forks.items() if proven.get(key, seq + 1) > seq}
         if found.keys() <= unproven.keys():
@@ -59,15 +63,18 @@ class _Folding:
         self,
         party: PartyKey,
         feeds: dict[FeedKey, ControlFeed],
+        start: StoredControl | None,
         unproven: dict[FeedKey, int],
         envelopes: dict[tuple[int, int], Envelope | Reason],
     ) -> None:
         self._feeds = feeds
+        self._begun = start.cuts if start is not None else {}
         self._unproven = dict(unproven)
         self._envelopes = envelopes
         self._paths: dict[tuple[FeedId, int], list[HeldPiece]] = {}
-        self._orderer = Orderer(fetch=self._fetch, lookup=self._lookup)
-        self._membership = Membership(party)
+        below = {feed_id(key): Cut(cut.length, cut.link, cut.depth) for key, cut in self._begun.items()}
+        self._orderer = Orderer(fetch=self._fetch, lookup=self._lookup, base=below)
+        self._membership = Membership(party, start.state if start is not None else None)
 
     def run(self) -> FoldedParty:
         for key in sorted(self._feeds):
@@ -89,7 +96,12 @@ class _Folding:
         for number, path in enumerate(paths):
             self._paths[feed_id(feed.key), number] = path
             end = path[-1].end if path else 0
-            self._orderer.add(FeedCursor(feed.key, CONTROL, branch=number, held=end))
+            cursor = FeedCursor(feed.key, CONTROL, branch=number, held=end)
+            cut = self._begun.get(feed.key)
+            if cut is not None:
+                cursor.length, cursor.link, cursor.depth = cut.length, cut.link, cut.depth
+                cursor.asserted = {known.feed: known for known in cut.asserted}
+            self._orderer.add(cursor)
 
     def _deliver(self, feeds: list[FeedId]) -> None:
         for event in self._orderer.run(feeds):

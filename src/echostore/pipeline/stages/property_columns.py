@@ -28,25 +28,41 @@ MODEL = [*ITEM, "metadata"]
 LAYER = [*MODEL, "feed"]
 _ENTRY = [*LAYER, "path"]
 _LAYER_TAG = b"\x0a"
+ODD_KINDS = ("added", "removed", "increment")
+"""What an entry may be that plain changes do not make."""
 _POSITION_MASK = np.uint64(0xFFFF)
 
 
 def combine(rows: pl.DataFrame) -> pl.DataFrame:
     """The rows that are left of these; in no particular order. `rows` needs the columns of LAYER, place, change, path
     and, where some of them are not, `fresh`."""
-    if rows.height > 1:
-        rows = rows.sort("place", "change").unique(subset=_ENTRY, keep="last", maintain_order=False)
-    nested = rows.filter(pl.col("path").str.contains(PATH_SEPARATOR, literal=True))
-    return rows if nested.is_empty() else _without_overwritten(rows, nested)
+    return _without_overwritten(_last(rows))
 
 
-def _without_overwritten(rows: pl.DataFrame, nested: pl.DataFrame) -> pl.DataFrame:
+def combine_upon(before: pl.DataFrame, fresh: pl.DataFrame) -> pl.DataFrame:
+    """The same of the rows of states, which have each path of a layer once already, and fresh ones."""
+    met = before.join(fresh, on=_ENTRY, how="semi")
+    unmet = before.join(fresh, on=_ENTRY, how="anti") if met.height else before
+    return _without_overwritten(pl.concat([unmet, _last(pl.concat([met, fresh]))]))
+
+
+def _last(rows: pl.DataFrame) -> pl.DataFrame:
+    """The last row of each path."""
+    if rows.height <= 1:
+        return rows
+    return rows.sort("place", "change").unique(subset=_ENTRY, keep="last", maintain_order=False)
+
+
+def _without_overwritten(rows: pl.DataFrame) -> pl.DataFrame:
     """Drop what lies below a later fresh row of its layer, level by level."""
+    nested = rows.filter(pl.col("path").str.contains(PATH_SEPARATOR, literal=True))
+    if nested.is_empty():
+        return rows
     above = rows.filter(pl.col("fresh")) if "fresh" in rows.columns else rows
     above = above.select(*_ENTRY, above_place="place", above_change="change")
     below = nested.with_columns(steps=pl.col("path").str.split(PATH_SEPARATOR))
     doomed = []
-    for level in range(1, max(below["steps"].list.len().to_list())):
+    for level in range(1, int(below["steps"].list.len().max())):  # type: ignore[arg-type]  # there are some
         deeper = below.filter(pl.col("steps").list.len() > level).with_columns(
             whole=pl.col("path"), path=pl.col("steps").list.head(level).list.join(PATH_SEPARATOR)
         )
@@ -60,8 +76,9 @@ def _without_overwritten(rows: pl.DataFrame, nested: pl.DataFrame) -> pl.DataFra
 
 
 def encode_layers(rows: pl.DataFrame) -> pl.DataFrame:
-    """The bytes of each layer, as they stand in a state: the columns of LAYER, and `layer`."""
-    rows = rows.sort(_ENTRY)
+    """The bytes of each layer, as they stand in a state: the columns of LAYER, and `layer`. Rows of one path stay in
+    their order."""
+    rows = rows.sort(_ENTRY, maintain_order=True)
     count = rows.height
     if not count:
         return rows.select(LAYER).with_columns(layer=pl.lit(b""))
@@ -112,16 +129,14 @@ def _entries(rows: pl.DataFrame, kind: pa.StructType) -> pa.StructArray:
         ],
         fields=list(stamp_type),
     )
-    values = _plain_arrow(rows["value"], pa.binary())
-    deleted = values.is_null()
-    columns = {
-        "path": _paths(rows["path"], kind.field("path").type),
-        "stamp": stamps,
-        "set": values,
-        "deleted": pa.array(
-            np.ones(count, dtype=bool), mask=~np.asarray(deleted.to_numpy(zero_copy_only=False), dtype=bool)
-        ),
-    }
+    columns = {name: _plain_arrow(rows[name], pa.binary()) for name in ODD_KINDS if name in rows.columns}
+    columns["set"] = _plain_arrow(rows["value"], pa.binary())
+    kept = np.zeros(count, dtype=bool)
+    for column in columns.values():
+        if column.null_count < count:
+            kept |= np.asarray(column.is_valid().to_numpy(zero_copy_only=False), dtype=bool)
+    columns["deleted"] = pa.array(np.ones(count, dtype=bool), mask=kept)
+    columns |= {"path": _paths(rows["path"], kind.field("path").type), "stamp": stamps}
     arrays = [columns[field.name] if field.name in columns else pa.nulls(count, field.type) for field in kind]
     return pa.StructArray.from_arrays(arrays, fields=list(kind))
 
@@ -142,22 +157,23 @@ def split_states(models: pl.DataFrame) -> pl.DataFrame:
     lists = read_columns("LayerList", _plain_arrow(models["data"], pa.binary())).column("layers")
     layers = lists.flatten()
     owners = np.repeat(np.arange(models.height), np.diff(lists.offsets.to_numpy()))
-    feeds = read_columns("Layer", layers).column("feed") if len(layers) else pa.array([], pa.binary())
+    feeds = read_columns("LayerHead", layers).column("feed") if len(layers) else pa.array([], pa.binary())
     return models.select(MODEL)[owners].with_columns(feed=pl.Series(bytes_numbers(feeds)), layer=_series(layers))
 
 
 def decode_layers(layers: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The rows of layers, each with its `top` key, and the keys (LAYER and `top`) that hold more than plain changes
-    make."""
+    """The rows of layers, each with its `top` key and, where it is odd, its bytes by kind (ODD_KINDS); and the odd keys:
+    LAYER, `top`, and whether columns can't even carry them (`apart`), because a step of a path holds the separator."""
     lists = read_columns("Layer", _plain_arrow(layers["layer"], pa.binary())).column("entries")
     entries = lists.flatten()
     owners = np.repeat(np.arange(layers.height), np.diff(lists.offsets.to_numpy()))
-    odd = np.zeros(len(entries), dtype=bool)
-    for name in ("added", "removed", "increment"):
-        odd |= entries.field(name).is_valid().to_numpy(zero_copy_only=False)
     steps = _series(entries.field("path"))
+    apart = np.zeros(len(entries), dtype=bool)
     if len(steps):
-        odd |= steps.list.eval(pl.element().str.contains(PATH_SEPARATOR, literal=True)).list.any().to_numpy()
+        apart = steps.list.eval(pl.element().str.contains(PATH_SEPARATOR, literal=True)).list.any().to_numpy()
+    odd = apart.copy()
+    for name in ODD_KINDS:
+        odd |= entries.field(name).is_valid().to_numpy(zero_copy_only=False)
     stamps = entries.field("stamp")
     seqs, positions = (stamps.field(name).to_numpy(zero_copy_only=False) for name in ("seq", "position"))
     rows = layers.select(LAYER)[owners].with_columns(
@@ -168,8 +184,11 @@ def decode_layers(layers: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
         value=_series(entries.field("set")),
         fresh=pl.lit(False),
         top=steps.list.first(),
+        **{name: _series(entries.field(name)) for name in ODD_KINDS},
     )
-    return rows, rows.filter(pl.Series(odd, dtype=pl.Boolean)).select(*LAYER, "top").unique()
+    keys = rows.select(*LAYER, "top").with_columns(apart=pl.Series(apart, dtype=pl.Boolean))
+    keys = keys.filter(pl.Series(odd, dtype=pl.Boolean))
+    return rows, keys.group_by(*LAYER, "top").agg(pl.col("apart").any())
 
 
 def layer_state(layer: bytes) -> bytes:

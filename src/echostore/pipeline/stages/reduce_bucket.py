@@ -57,8 +57,10 @@ from echostore.pipeline.stages.operation_columns import (
 from echostore.pipeline.stages.property_columns import (
     ITEM,
     LAYER,
+    ODD_KINDS,
     bytes_numbers,
     combine,
+    combine_upon,
     decode_layers,
     encode_layers,
     item_halves,
@@ -237,19 +239,31 @@ def _fold_layers(rows: pl.DataFrame, singles: _Singles, before: pl.DataFrame) ->
     written = before.join(pl.concat([rows.select(LAYER), odd.select(LAYER)]), on=LAYER, how="semi")
     parts = [before.join(written, on=LAYER, how="anti")]
     rows = rows.with_columns(top=pl.col("path").str.split(PATH_SEPARATOR).list.first())
-    fresh = rows
+    fresh, key = rows, [*LAYER, "top"]
     if written.height:
         from_states, more = decode_layers(written)
-        odd = pl.concat([odd, more]).unique()
-        rows = pl.concat([from_states, rows.select(from_states.columns)])
+        odd, passing = _parted(odd, more, fresh)
+        from_plain = from_states.drop(ODD_KINDS).join(pl.concat([odd, passing]), on=key, how="anti")
+        rows = combine_upon(from_plain, fresh.join(odd, on=key, how="anti").select(from_plain.columns))
+        rows = pl.concat([rows, from_states.join(passing, on=key, how="semi")], how="diagonal")
+    else:
+        rows = combine(rows.join(odd, on=key, how="anti"))
+    plain = encode_layers(rows).select(before.columns)
     if odd.is_empty():
-        return pl.concat([*parts, encode_layers(combine(rows)).select(before.columns)])
-    key = [*LAYER, "top"]
-    plain = encode_layers(combine(rows.join(odd, on=key, how="anti"))).select(before.columns)
+        return pl.concat([*parts, plain])
     parts.append(plain.join(odd, on=LAYER, how="anti"))
     given = _given_by_layer(singles, fresh.join(odd, on=key, how="semi"))
     joined = join_odd_layers(odd, given, _bytes_by_layer(written, odd), _bytes_by_layer(plain, odd), before.schema)
     return pl.concat([*parts, joined])
+
+
+def _parted(odd: pl.DataFrame, more: pl.DataFrame, fresh: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The odd keys that the kernel folds: those of layers where this run wrote to one (`odd` has the single operations),
+    or that columns can't carry; and those whose entries pass as they are."""
+    key = [*LAYER, "top"]
+    folded = pl.concat([odd, more.filter("apart").select(key), more.select(key).join(fresh, on=key, how="semi")])
+    with_them = more.select(key).join(folded, on=LAYER, how="semi")
+    return pl.concat([folded, with_them]).unique(), more.select(key).join(folded, on=LAYER, how="anti")
 
 
 def _odd_keys(singles: _Singles, rows: pl.DataFrame) -> pl.DataFrame:

@@ -10,8 +10,9 @@ a page of items go up as they are, and are put where they belong when the tops a
 
 import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
@@ -35,6 +36,9 @@ STATE_COLUMNS = ["party", "item_key", "item", "gone", "model", "version", "state
 
 ANEW_SHARE = 5
 """When more than one item in so many has changed, hardly a page stays: growing the whole subtree is quicker."""
+
+BATCH_ROWS = 4096
+"""Blobs that are copied at once to be written."""
 
 Nodes = Callable[[bytes, str], bytes | None]
 """(party, bucket) -> the packed TREE_NODES that it had."""
@@ -74,10 +78,16 @@ class Subtrees:
 
     def write(self) -> dict[str, list[NamedFile]]:
         files: dict[str, list[NamedFile]] = {}
-        for kind, rows, schema in (("blobs", list(self._blobs.items()), BLOBS), ("tops", self._tops, TOPS)):
-            file = self._place.write(kind, schema, rows_table(rows, schema).to_batches(max_chunksize=4096))
+        for kind, rows, schema in (("blobs", iter(self._blobs.items()), BLOBS), ("tops", iter(self._tops), TOPS)):
+            file = self._place.write(kind, schema, _batches(rows, schema))
             files[kind] = [] if file is None else [file]
         return files
+
+
+def _batches(rows: Iterator[tuple[Any, ...]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Rows as they are written, some megabytes at a time."""
+    while some := list(islice(rows, BATCH_ROWS)):
+        yield from rows_table(some, schema).to_batches()
 
 
 def _latest(previous: pa.Table, states: pa.Table) -> pa.Table:
@@ -94,11 +104,15 @@ def _latest(previous: pa.Table, states: pa.Table) -> pa.Table:
 
 
 def _live(states: pa.Table) -> pa.Table:
-    return states.filter(pc.invert(states["gone"]))
+    """Without items that are gone; most often none is, and nothing is copied."""
+    gone = states["gone"]
+    return states.filter(pc.invert(gone)) if pc.any(gone).as_py() else states
 
 
 def _encoded(states: pa.Table) -> list[EncodedItem]:
-    return [EncodedItem(data) for data in pc.coalesce(states["encoded"], states["state"]).to_pylist()]
+    encoded, state = states["encoded"], states["state"]
+    found = state if encoded.null_count == len(encoded) else pc.coalesce(encoded, state)
+    return cast(list[EncodedItem], found.to_pylist())
 
 
 def _nodes_table(party: bytes, cache: NodeMap) -> pa.Table:
@@ -116,15 +130,14 @@ def _nodes_table(party: bytes, cache: NodeMap) -> pa.Table:
 
 def subtree(bucket: str, nodes: bytes | None, dirty: list[ItemId], live: pa.Table, put: Put) -> tuple[TreeTop, NodeMap]:
     """The subtree of a bucket whose items are `live` (ascending by key); `nodes` are those it had before."""
-    cache = NodeMap()
-    if nodes is not None:
-        before = unpacked(nodes)
-        columns = (before[name].to_pylist() for name in ("path", "cid", "count", "size"))
-        for path, cid, count, size in zip(*columns, strict=True):
-            cache.keep(path, TreeTop(Cid(cid), count, size))
+    before = TREE_NODES.empty_table() if nodes is None else unpacked(nodes)
     items, encoded = live["item"].to_pylist(), _encoded(live)
     if nodes is None or len(dirty) * ANEW_SHARE >= len(items):
-        return _grown(bucket, cache, zip(items, encoded, strict=True), put)
+        return _grown(bucket, set(before["cid"].to_pylist()), zip(items, encoded, strict=True), put)
+    cache = NodeMap()
+    columns = (before[name].to_pylist() for name in ("path", "cid", "count", "size"))
+    for path, cid, count, size in zip(*columns, strict=True):
+        cache.keep(path, TreeTop(Cid(cid), count, size))
     keys = [key.hex() for key in live["item_key"].to_pylist()]
 
     def items_under(path: str) -> list[tuple[ItemId, EncodedItem]]:
@@ -138,10 +151,9 @@ def subtree(bucket: str, nodes: bytes | None, dirty: list[ItemId], live: pa.Tabl
 
 
 def _grown(
-    bucket: str, before: NodeMap, items: Iterable[tuple[ItemId, EncodedItem]], put: Put
+    bucket: str, known: set[Cid], items: Iterable[tuple[ItemId, EncodedItem]], put: Put
 ) -> tuple[TreeTop, NodeMap]:
     """All nodes anew, and the blobs of those that were not there."""
-    known = {top.cid for top in before.nodes.values()}
 
     def put_new(cid: Cid, blob: bytes) -> None:
         if cid not in known:
