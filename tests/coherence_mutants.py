@@ -423,13 +423,13 @@ MUTANTS = [
         "dedupe by link",
         BROKEN,
         writes,
-        ((Batches, "_is_next", dedupe_by_link), (Batches, "committed", commit_again)),
+        ((Batches, "is_next", dedupe_by_link), (Batches, "committed", commit_again)),
     ),
     Mutant(
         "a root that accepts gaps",
         BROKEN,
         writes,
-        ((Batches, "_is_next", accept_gaps), (Batches, "committed", commit_gaps)),
+        ((Batches, "is_next", accept_gaps), (Batches, "committed", commit_gaps)),
     ),
     Mutant("follows not in one step with the update", BROKEN, writes, ((Leaf, "_followed", follow_later),)),
     Mutant(

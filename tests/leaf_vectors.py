@@ -24,8 +24,9 @@ from echostore.kernel.coherence.events import (
     Send,
     Want,
 )
+from echostore.kernel.coherence.holdings import Holdings, Version
 from echostore.kernel.coherence.leaf import Leaf
-from echostore.kernel.coherence.messages import IndexValue, Invalidate, PublishOp, Spec, SystemId, Update
+from echostore.kernel.coherence.messages import Delta, IndexValue, Invalidate, Patch, PublishOp, Spec, SystemId, Update
 from echostore.kernel.coherence.root import Root
 from echostore.kernel.coherence.updates import frames_of
 from echostore.kernel.ids import FeedId, ItemId, PartyKey, item_id
@@ -40,6 +41,7 @@ from echostore.kernel.values import BlobRef, Reference
 from echostore.thin import operations
 from echostore.thin.overlay import Overlay, nearest
 from echostore.thin.queries import _order
+from echostore.thin.touches import Touches
 from echostore.wire.coherence import UPDATE_ITEMS_MAX, LinkFrame, encode_frame
 from echostore.wire.coherence_parts import parts_of
 from echostore.wire.index_spec import IndexCodec, IndexItem, IndexQuery, index_spec, index_value
@@ -107,7 +109,40 @@ def vectors() -> dict[str, Any]:
         "places": _places(),
         "views": _views(),
         "story": _story(),
+        "touches": _touches(400),
+        "unheld": b"index 0".hex(),
     }
+
+
+def _touches(count: int) -> list[dict[str, Any]]:
+    """What happens to four indexes, and what the Python leaf makes of it: whether a read is told at once, what is told."""
+    random, touches, holdings, steps = Random(8), Touches(), Holdings(1), []
+    specs = [Spec(b"index %d" % number) for number in range(4)]
+    for spec in specs[1:]:
+        holdings.learn(spec, Version(1, 1, IndexValue(b"v" * 100), live=True))
+    for _ in range(count):
+        spec = random.choice(specs)
+        step: dict[str, Any] = {"spec": spec.hex(), "kind": random.choice(["note", "note", "delta", "delta", "told"])}
+        if random.random() < 0.2:
+            step["kind"] = random.choice(["invalidate", "take", "clear"])
+        match step["kind"]:
+            case "note":
+                step["found"] = touches.note(spec)
+            case "delta":
+                step["size"] = random.choice([20, 40, 60, 120])
+                delta = Delta(spec, 0, Patch(b"p" * step["size"]))
+                touches.received(Update(CLOCK, 0, 1, (), (delta,)), holdings)
+            case "invalidate":
+                touches.received(Update(CLOCK, 0, 1, (), (Invalidate(spec),)), holdings)
+            case "told":
+                touches.told(spec)
+            case "take":
+                step["found"] = [each.hex() for each in touches.take()]
+            case _:
+                touches.clear()
+        steps.append(step)
+    assert {True, False} <= {step.get("found") for step in steps if step["kind"] == "note"}, "both come up"
+    return steps
 
 
 UNBELIEVABLE = [

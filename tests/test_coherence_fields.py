@@ -143,6 +143,9 @@ def test_rows_are_read_once_while_indexes_follow() -> None:
         before = source.row(item)
         rows.put(1, "task", {"n": 2})
         assert source.row(item) is before
+        with source.still():
+            assert source.row(item) is before
+        assert source.row(item) is before, "it is left by the outermost alone"
     after = source.row(item)
     assert after is not None
     assert after.values == {"n": 2}

@@ -21,6 +21,7 @@ from echostore.kernel.coherence.messages import (
     EndUpdate,
     FollowsEpoch,
     Grant,
+    GrantSystemId,
     Invalidate,
     IssuedId,
     LaneItem,
@@ -30,13 +31,16 @@ from echostore.kernel.coherence.messages import (
     Patch,
     Pin,
     PublishOp,
+    RejectReason,
     ReleaseArc,
     Service,
     Spec,
     SystemId,
     Token,
     Touched,
+    Undelivered,
     UserMessage,
+    UserQueued,
     UserReceipt,
     WaitForEpoch,
     Witness,
@@ -79,6 +83,9 @@ class Sink:
     def drop(self, link: LinkId, detail: str) -> None:
         self.dropped.append(link)
 
+    def aside(self, root: bytes, message: Message) -> None:
+        self.sent.append(message)
+
     def later(self, delay_s: float, action: Callable[[], None]) -> None:
         self.todo.append(action)
 
@@ -92,6 +99,54 @@ class Sink:
 def peer(tmp_path: Path) -> Iterator[Peer]:
     with echostore.open(tmp_path / "home", name="Root") as opened:
         yield opened
+
+
+def test_a_root_outlives_whatever_another_root_says(peer: Peer) -> None:
+    """A member's device that serves as a root may say anything: of others' systems nothing counts, and all stays bounded."""
+    rng = random.Random(5)
+    party = peer.create_party("Thin")
+    sink = Sink()
+    root = CoherenceRoot(party, sink)
+    other, grants = b"o" * 16, read_capability(capability_from_text(party.capability(messages=True).text))
+    root.open_link(LinkId("a"), 1, grants, b"k" * 32)
+    root.receive(LinkId("a"), 1, Attach(7, None, True, 0))
+    (named,) = [each.system for each in sink.sent if isinstance(each, GrantSystemId)]
+    root.root_met(other)
+    for number in range(10_000):
+        sender = SystemId(rng.choice([other, b"x" * 16, root.system.root]), (rng.randrange(3),))
+        id = MessageId(sender, rng.randrange(40), rng.randrange(1, 30))
+        target = rng.choice([named, SystemId(root.system.root, (99,)), SystemId(b"x" * 16)])
+        said = rng.choice(
+            [
+                UserMessage(id, rng.randrange(30), target, (), "note", b"x", True, rng.randrange(3)),
+                UserReceipt(id),
+                UserQueued(id),
+                Undelivered(id, RejectReason.EXPIRED),
+                Announce(Service(sender, f"s{rng.randrange(50)}"), 0, number, b""),
+                Connectivity(sender, affects_all_services=True),
+                rng.choice(MESSAGES),
+            ]
+        )
+        root.from_root(rng.choice([other, b"y" * 16]), said)
+        if rng.random() < 0.01:
+            rng.choice([root.root_met, root.root_parted])(other)
+            root.root_met(other)
+        if rng.random() < 0.05:
+            root.receive(LinkId("a"), 1, UserReceipt(id))
+    sink.work()
+    courier = root.root.courier
+    assert not courier.out
+    assert {pair.sender.root for pair in courier.last} == {other}, "of its own systems alone"
+    assert {pair.target for pair in courier.last} == {named}
+    assert all(
+        [each.id.seq for each in queue] == sorted({each.id.seq for each in queue}) for queue in courier.inbox.values()
+    )
+    assert {service.system.root for service in root.root.services.registers} <= {other}
+    assert root.refusals["not-allowed"] > 1000
+    delivered = [each for each in sink.sent if isinstance(each, UserMessage) and each.target == named]
+    assert {each.id.sender.root for each in delivered} == {other}
+    again = CoherenceRoot(party, Sink()).root.courier
+    assert (again.inbox, again.last) == (courier.inbox, courier.last), "what is on disk is what was kept"
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -113,8 +168,8 @@ def test_a_root_outlives_any_messages(peer: Peer, seed: int) -> None:
     make = _Maker(rng, root, specs, task.id)
     for number in range(MESSAGES_MANY):
         link = rng.choice(links)
-        if link not in root.grants or rng.random() < 0.01:
-            if link in root.grants:
+        if link not in root.rights.grants or rng.random() < 0.01:
+            if link in root.rights.grants:
                 root.close_link(link)
             root.open_link(link, rng.choice([1, 2]), grants, b"k" * 32)
         root.receive(link, rng.choice([1, 1, 2]), make.message())
@@ -125,7 +180,7 @@ def test_a_root_outlives_any_messages(peer: Peer, seed: int) -> None:
         if rng.random() < 0.01:
             root.sweep()
         for dropped in sink.dropped:
-            if dropped in root.grants:
+            if dropped in root.rights.grants:
                 root.close_link(dropped)
         sink.dropped.clear()
     sink.work()

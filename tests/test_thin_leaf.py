@@ -366,21 +366,22 @@ def test_a_transaction_reads_one_state_whatever_happens_meanwhile(server: ThinSe
 def test_a_transaction_starts_again_when_its_state_is_forgotten(server: ThinServer) -> None:
     item = server.create("task", title="a")
     with connect(server.url, capability()) as party:
-        ticks = []
+        ticks: list[int] = []
+        at_tick: dict[int, str] = {}
 
         def work(transaction: Any) -> Any:
             ticks.append(transaction.tick)
             if len(ticks) == 1:
                 server.call(lambda: setattr(server.root, "window_ticks", 1))
-                server.call(server.root.serving.pins.clear)
                 for number in range(4):
                     server.change(item, title=str(number))
-                    server.call(server.root.serving.pins.clear)
+                    at_tick[server.call(lambda: server.root.holdings.cur)] = str(number)
             return transaction.get(item)["title"]
 
-        assert party.transaction(work) == "3"
-        assert len(ticks) == 2
-        assert ticks[1] > ticks[0]
+        # It goes on at a later state, not at the latest: a leaf whose connection was lost meanwhile is somewhere between.
+        assert party.transaction(work) == at_tick[ticks[-1]]
+        assert len(ticks) >= 2
+        assert ticks == sorted(set(ticks))
 
         def never(transaction: Any) -> None:
             raise Gone("as if")

@@ -37,7 +37,7 @@ from echostore.kernel.query.fields import parse_field
 from echostore.kernel.query.filters import And, Compare, Op
 from echostore.kernel.query.spec import QuerySpec, Stage, Step
 from echostore.mesh import coherence_socket
-from echostore.peer import coherence_root, coherence_service
+from echostore.peer import coherence_batches, coherence_root, coherence_service
 from echostore.peer.party import Party
 from echostore.peer.peer import Peer
 from echostore.wire.capabilities import capability_from_text, capability_text, proof_statement
@@ -305,8 +305,8 @@ def test_too_many_questions_are_put_off_and_answered_later(
 def test_too_many_operations_wait_and_none_is_lost(
     peer: Peer, party: Party, url: str, capability: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coherence_root, "OBJECT_OPS_BURST", 3.0)
-    monkeypatch.setattr(coherence_root, "OBJECT_OPS_PER_S", 20.0)
+    monkeypatch.setattr(coherence_batches, "OBJECT_OPS_BURST", 3.0)
+    monkeypatch.setattr(coherence_batches, "OBJECT_OPS_PER_S", 20.0)
     with ThinClient(url, capability) as client, ThinClient(url, capability) as other:
         item = client.create("task", n=0)
         for number in range(1, 9):

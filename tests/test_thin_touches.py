@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import echostore
+from echostore.kernel.coherence.directory import Directory
 from echostore.kernel.coherence.holdings import Holdings, Version
 from echostore.kernel.coherence.messages import (
     Arc,
@@ -18,8 +19,10 @@ from echostore.kernel.coherence.messages import (
     SystemId,
     Update,
 )
+from echostore.thin import driver
 from echostore.thin.thin_party import connect
 from echostore.thin.touches import TOUCHED_MAX, Touches
+from network_peers import until
 
 CLOCK = Arc(SystemId(b"r" * 16))
 SPEC = Spec(b"tasks")
@@ -93,3 +96,28 @@ def test_a_small_index_that_is_watched_is_told_by_deltas_alone(tmp_path: Path, m
                     assert [each["n"] for each in query.all()] == [number]
                     leaf.fence("full", timeout_s=60)  # the root has heard what was read
     assert told == [Delta] * 10
+
+
+def test_word_that_presses_goes_up_without_anything_else_to_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not with the next question, and not with the next look at the clock."""
+    monkeypatch.setattr(driver, "BEAT_S", 3600.0)
+    heard: list[Spec] = []
+    touch = Directory.touch
+
+    def noted(self: Directory, spec: Spec) -> None:
+        heard.append(spec)
+        touch(self, spec)
+
+    monkeypatch.setattr(Directory, "touch", noted)
+    with echostore.open(tmp_path / "home", name="Root") as peer:
+        party = peer.create_party("Thin")
+        task = party.create(type="task", n=100, text="a few words")
+        capability = party.capability(write="*", messages=True).text
+        with connect(peer.serve_thin("127.0.0.1:0"), capability) as leaf:
+            query = leaf.query(type="task")
+            with query.watch(timeout_s=60) as watch:
+                task["n"] = 101
+                next(watch)
+                until(lambda: heard == [query.spec])

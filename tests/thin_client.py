@@ -30,12 +30,13 @@ from echostore.kernel.coherence.events import (
     Want,
 )
 from echostore.kernel.coherence.leaf import Leaf
-from echostore.kernel.coherence.messages import Acquire, Message, Spec
+from echostore.kernel.coherence.messages import Acquire, Message, Spec, Update
 from echostore.kernel.ids import FeedId, ItemId, PartyKey
 from echostore.kernel.items.operations import GENESIS, ItemOperation
 from echostore.kernel.items.record import Genesis
 from echostore.kernel.models.property_set import Set
 from echostore.kernel.query.spec import QuerySpec
+from echostore.wire.batch_signing import signed_batch
 from echostore.wire.capabilities import capability_from_text, proof_statement
 from echostore.wire.coherence import FRAME_BYTES_MAX, LinkFrame, decode_frame, encode_frame
 from echostore.wire.coherence_parts import parts_of
@@ -146,6 +147,8 @@ class ThinClient:
         if self.connection is None:
             return
         link = int(self.ok["generation"]) if generation is None else generation
+        if isinstance(message, Update) and message.items and not message.signature and self.ok.get("sign"):
+            message = signed_batch(message, self.key)
         for part in parts_of(message):
             self.sent.append(part)
             with suppress(ConnectionClosed):  # it may be closed between two frames: `read` tells why

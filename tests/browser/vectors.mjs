@@ -57,6 +57,24 @@ for (const { party, asked, spec } of vectors.specs) {
   const query = asked.item === undefined ? build(party, asked) : { asked };
   check(`spec ${JSON.stringify(asked)}`, hex(leaf.indexSpec(unhex(party), query.asked)), spec);
 }
+const touches = new leaf.Touches();
+const holdings = new leaf.Holdings();
+holdings.cur = 1;
+for (const [place, { spec, kind, size, found }] of vectors.touches.entries()) {
+  const bytes = unhex(spec);
+  const key = leaf.keyOf(bytes);
+  if (place === 0) {
+    for (const each of new Set(vectors.touches.map((step) => step.spec))) {
+      if (each !== vectors.unheld) holdings.learn(leaf.keyOf(unhex(each)), { min: 1, max: 1, value: new Uint8Array(100), live: true });
+    }
+  }
+  if (kind === "note") check(`touches ${place}: note`, touches.note(key, bytes), found);
+  else if (kind === "take") check(`touches ${place}: take`, touches.take().map(hex).sort(), found);
+  else if (kind === "delta") touches.received([{ delta: { spec: bytes, gm: 0, patch: new Uint8Array(size) } }], holdings);
+  else if (kind === "invalidate") touches.received([{ invalidate: bytes }], holdings);
+  else if (kind === "told") touches.told(key);
+  else touches.clear();
+}
 for (const { old, patch, result } of vectors.patches) {
   const found = leaf.patched(unhex(old), unhex(patch));
   check("patch", found === null ? null : hex(found), result);

@@ -385,6 +385,9 @@ class _Outlet:
     def drop(self, link: LinkId, detail: str) -> None:
         raise AssertionError(detail)
 
+    def aside(self, root: bytes, message: Message) -> None:
+        raise AssertionError("there is one root")
+
     def later(self, delay_s: float, action: Callable[[], None]) -> None:
         self.later_actions.append(action)
 

@@ -75,6 +75,9 @@ def _of_peer(options: Options, trace: int) -> dict[str, Any]:
                 "passed_on": each.evaluations,
                 "hit_rate": each.hit_rate,
                 "refused": dict(each.refusals),
+                "roots": list(each.roots),
+                "mail_out": each.mail_out,
+                "mail_in": each.mail_in,
             }
             for service in services
             for each in service.indexes()
@@ -102,6 +105,11 @@ def _lines(told: dict[str, Any]) -> list[str]:
             f"party {short(each['party'])}: tick {each['tick']}, {each['held']} indexes held, "
             f"{each['asked']} questions, {rate} answered from them"
         )
+        if each.get("roots") or each.get("mail_out") or each.get("mail_in"):
+            lines.append(
+                f"  {len(each['roots'])} other roots connected, {each['mail_out']} messages wait for roots, "
+                f"{each['mail_in']} for clients here"
+            )
         lines += [f"  refused {count} x {reason}" for reason, count in sorted(each["refused"].items())]
     for each in told["links"]:
         lines.append(

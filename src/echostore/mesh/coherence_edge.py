@@ -46,6 +46,7 @@ from echostore.kernel.coherence.messages import (
     Message,
     RejectReason,
     Spec,
+    Undelivered,
     UserMessage,
     UserReceipt,
 )
@@ -359,6 +360,7 @@ class EdgeNode:
             "tick": self._cache.cur,
             "feed": welcome.feed.hex(),
             "device": str(welcome.rights.get("device", "")),
+            "sign": True,  # the root takes no edge's word for what a leaf wrote
         }
         return Door(fields)
 
@@ -381,6 +383,8 @@ class EdgeNode:
             self._count(reason)
             if isinstance(message, Acquire):
                 link.send(Denied(message.spec, reason))
+            elif isinstance(message, UserMessage):
+                link.send(Undelivered(message.id, reason))
             return
         if isinstance(message, Acquire):
             self.acquires += 1

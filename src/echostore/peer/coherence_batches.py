@@ -14,6 +14,13 @@ from typing import TYPE_CHECKING
 from echostore.kernel.coherence.arcs import ARC_IDS_BITS, ArcLedger
 from echostore.kernel.coherence.events import Commit
 from echostore.kernel.coherence.messages import IssuedId, PublishOp, RejectOp, RejectReason
+from echostore.kernel.coherence.quotas import (
+    ARC_OPS_BURST,
+    ARC_OPS_PER_S,
+    OBJECT_OPS_BURST,
+    OBJECT_OPS_PER_S,
+    Quotas,
+)
 from echostore.kernel.errors import NotFound, Refused, SchemaViolation, TooLarge, UsageError
 from echostore.kernel.ids import ARC_BIT, ITEM_ID_BYTES, SYSTEM_TYPE, FeedId, ItemId, item_local
 from echostore.kernel.items.operations import METADATA, PLACEMENT, REFUSED, ItemOperation
@@ -343,3 +350,15 @@ def list_place(elements: Sequence[Value], edit: ListEdit) -> int | None:
     wanted = [value_bytes(each) for each in edit.removed]
     places = [place for place in range(len(here) - len(wanted) + 1) if here[place : place + len(wanted)] == wanted]
     return min(places, key=lambda place: (abs(place - edit.position), place), default=None)
+
+
+def over_quota(quotas: Quotas, commit: Commit, now: float) -> float:
+    """How long a batch has to wait; 0.0 when it was counted."""
+    objects: dict[bytes, int] = {}
+    for op in commit.ops:
+        objects[b"object " + op.object] = objects.get(b"object " + op.object, 0) + 1
+    wait_s = quotas.charge(objects, rate=OBJECT_OPS_PER_S, burst=OBJECT_OPS_BURST, now=now)
+    if wait_s:
+        return wait_s
+    arc = b"arc " + repr(commit.clock).encode()
+    return quotas.charge({arc: len(commit.ops)}, rate=ARC_OPS_PER_S, burst=ARC_OPS_BURST, now=now)

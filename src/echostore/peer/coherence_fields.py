@@ -43,12 +43,12 @@ class FieldSource:
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """Inside, nothing changes: each row is read once, however many indexes it concerns."""
-        self._rows = {}
+        """Inside, nothing changes: each row is read once, however many indexes it concerns. May be entered again."""
+        outer, self._rows = self._rows, {} if self._rows is None else self._rows
         try:
             yield
         finally:
-            self._rows = None
+            self._rows = outer
 
     def row(self, item: ItemId) -> Row | None:
         rows = self._rows

@@ -17,7 +17,7 @@ party stands on an epoch that holds it. What is told as excluded leaves the row 
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -31,6 +31,9 @@ from echostore.wire.capabilities import Grants, read_capability
 from echostore.wire.coherence_names import REASONS
 from echostore.wire.index_spec import MalformedIndex
 from echostore.wire.system_owners import Owner, SystemOwners
+
+if TYPE_CHECKING:
+    from echostore.peer.party import Party
 
 TICKS_RESERVED = 4096
 """Ticks for one durable write."""
@@ -73,6 +76,12 @@ class _OpsRow(msgspec.Struct):
 def root_system(party: PartyKey, writer: bytes) -> SystemId:
     """The name of a root: a party, and the key it writes with."""
     return SystemId(hashlib.sha256(ROOT_TAG + party + writer).digest()[:16])
+
+
+def ever_served(party: "Party") -> bool:
+    """Whether thin clients have been named here, by whichever root."""
+    with party.reading() as runtime:
+        return any("/system/" in name for name in runtime.feeds.about_under("thin/"))
 
 
 class CoherenceLedger:

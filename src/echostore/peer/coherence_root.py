@@ -17,10 +17,10 @@ under the peer's lock.
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Set
-from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from echostore.kernel.coherence.events import (
+    ROOTS,
     Advanced,
     ChildOpened,
     Commit,
@@ -34,12 +34,18 @@ from echostore.kernel.coherence.events import (
     EvictEntry,
     Excluded,
     Forget,
+    FromRoot,
+    GiveUp,
+    Keep,
     LinkClosed,
     LinkId,
     Received,
     Refusal,
+    RootMet,
+    RootParted,
     Send,
     Sideways,
+    Unanswered,
     Unavailable,
     Unwatch,
     Writable,
@@ -62,41 +68,38 @@ from echostore.kernel.coherence.messages import (
     Service,
     Spec,
     SystemId,
+    Undelivered,
     Update,
     UserMessage,
     UserReceipt,
 )
-from echostore.kernel.coherence.quotas import (
-    ARC_OPS_BURST,
-    ARC_OPS_PER_S,
-    OBJECT_OPS_BURST,
-    OBJECT_OPS_PER_S,
-    Quotas,
-)
+from echostore.kernel.coherence.quotas import Quotas
 from echostore.kernel.coherence.root import WINDOW_TICKS, Root
 from echostore.kernel.coherence.services import SERVICE_TTL_S, SERVICES_SPEC
 from echostore.kernel.errors import TooLarge
 from echostore.kernel.ids import DeviceKey, FeedId, ItemId
 from echostore.mesh.coherence_numbers import ThinNumbers
-from echostore.peer.coherence_batches import BatchWriter
+from echostore.peer.coherence_batches import BatchWriter, over_quota
 from echostore.peer.coherence_exclusions import ExclusionWatch
+from echostore.peer.coherence_feeds import FeedClocks
 from echostore.peer.coherence_ledger import CoherenceLedger, root_system
+from echostore.peer.coherence_mail import MailRows
+from echostore.peer.coherence_rights import LinkRights
 from echostore.peer.coherence_watch import IndexWatch
-from echostore.wire.capabilities import Credential, Grants, read_credential
+from echostore.wire.capabilities import Grants
 from echostore.wire.index_spec import (
     FENCE_SPEC,
     REVOCATIONS_SPEC,
     IndexQuery,
-    MalformedIndex,
     TickCodec,
     index_query,
     revocations_value,
 )
 from echostore.wire.items import encode_record
-from echostore.wire.system_owners import Owner, speaks_for_others
 
 if TYPE_CHECKING:
     from echostore.peer.party import Party
+    from echostore.peer.runtime import PartyRuntime
 
 TICK_S = 0.01
 """At most so often is a tick cut for its own sake."""
@@ -130,6 +133,9 @@ class Outlet(Protocol):
     def drop(self, link: LinkId, detail: str) -> None:
         """End a link that broke a rule."""
 
+    def aside(self, root: bytes, message: Message) -> None:
+        """To another root, if it is connected."""
+
     def later(self, delay_s: float, action: Callable[[], None]) -> None:
         """Call in the service's thread after a while. May be called from any thread."""
 
@@ -143,8 +149,6 @@ class CoherenceRoot:
         self._now = now
         peer = party.peer
         device_key = peer.keys.key(DeviceKey(peer.device))
-        self.grants: dict[LinkId, Grants] = {}
-        self._keys: dict[LinkId, bytes] = {}
         self._quotas = Quotas()
         self._commits: deque[tuple[Commit, Grants | None]] = deque()
         self._commits_at_s: float | None = None
@@ -164,10 +168,16 @@ class CoherenceRoot:
             self.feed: bytes = writer[:8]
             self.device: bytes = device_key.public
             self._ledger = CoherenceLedger(runtime.feeds, self.system)
+            self.rights = LinkRights(party, self._ledger)
             runtime.flush()
             tick, self._reserved_end = self._ledger.start()
             self._codec = TickCodec()
-            self.root = Root(self.system, self._codec, tick=tick, batches=self._ledger.load())
+            batches = self._ledger.load()
+            self.root = Root(self.system, self._codec, tick=tick, batches=batches, trusts=self.rights.trusts)
+            self._mail = MailRows(runtime.feeds, self.system)
+            self.root.courier.restore(self._mail.load())
+            self._feeds = FeedClocks(runtime, party.key, FeedId(self.feed))
+            self.root.others.update((each.clock, each.tick) for each in self._feeds.news())
             self.watch = IndexWatch(runtime.source, sign=device_key.sign, record=self._record)
             self._batches = BatchWriter(party, self._ledger)
             self.exclusions = ExclusionWatch(self._ledger, FeedId(self.feed))
@@ -191,13 +201,11 @@ class CoherenceRoot:
     # links
 
     def open_link(self, link: LinkId, generation: int, grants: Grants, key: bytes) -> None:
-        self.grants[link] = grants
-        self._keys[link] = key
+        self.rights.open(link, grants, key)
         self._happens(ChildOpened(link, generation))
 
     def close_link(self, link: LinkId) -> None:
-        self.grants.pop(link, None)
-        self._keys.pop(link, None)
+        self.rights.close(link)
         self._happens(LinkClosed(link))
 
     def writable(self, link: LinkId, writable: bool) -> None:
@@ -205,7 +213,7 @@ class CoherenceRoot:
 
     def receive(self, link: LinkId, generation: int, message: Message) -> None:
         """A message of a link that stands."""
-        grants = self.grants.get(link)
+        grants = self.rights.grants.get(link)
         if grants is None:
             return
         if self.root.serving.generations.get(link) != generation:
@@ -231,13 +239,13 @@ class CoherenceRoot:
                 if wait_s:
                     self._outlet.send(link, generation, Backpressure("acquire", wait_s))
                     return False
-                reason = self._why_not(spec, grants)
+                reason = self.rights.why_not_read(spec, grants, self._asked)
                 if reason is not None:
                     self._count(reason)
                     self._outlet.send(link, generation, Denied(spec, reason))
                 return reason is None
             case Attach():
-                if not self._may_attach(link, message, grants):
+                if not self.rights.may_attach(link, message, grants):
                     self._count(RejectReason.NOT_ALLOWED)
                     return False
                 wait_s = self._charge(b"attach " + link.encode(), ATTACHES_PER_S, ATTACHES_BURST)
@@ -245,59 +253,20 @@ class CoherenceRoot:
                     self._outlet.send(link, generation, Backpressure("attach", wait_s))
                 return not wait_s
             case UserMessage() | UserReceipt() | Announce() | Deannounce():
-                if not grants.messages:
+                if not self.rights.may_speak(link, message):
                     self._count(RejectReason.NOT_ALLOWED)
-                elif isinstance(message, Announce):
+                    if isinstance(message, UserMessage):
+                        self._outlet.send(link, generation, Undelivered(message.id, RejectReason.NOT_ALLOWED))
+                    return False
+                if isinstance(message, Announce):
                     self._heard[message.service] = self._now()
-                return grants.messages
+                return True
             case Update() | BeginUpdate() | LaneItem() | EndUpdate() | NullUpdate():
                 if self.root.serving.leads_to(message.clock.system, link):
-                    self._writers[message.clock] = self._rights_of(link, message.clock.system, grants)
+                    self._writers[message.clock] = self.rights.of_system(link, message.clock.system)
                 return True
             case _:
                 return True
-
-    def _may_attach(self, link: LinkId, attach: Attach, grants: Grants) -> bool:
-        """A link attaches its own system; one that speaks for others those that show what they are allowed."""
-        owners = self._ledger.owners
-        if not attach.turn:
-            return owners.allows(attach, grants, self._keys[link])
-        if not speaks_for_others(grants):
-            return False
-        shown = self._credential(attach)
-        return shown is not None and owners.allows(replace(attach, turn=()), shown[0], shown[1].key)
-
-    def _credential(self, attach: Attach) -> tuple[Grants, Credential] | None:
-        """What a system behind an edge showed there; None when it is worth nothing here."""
-        try:
-            grants, shown = read_credential(attach.credential)
-        except MalformedIndex:
-            return None
-        return None if self.party.capabilities.why_not(grants) else (grants, shown)
-
-    def _rights_of(self, link: LinkId, system: SystemId, grants: Grants) -> Grants | None:
-        """By what a batch of this system is judged: its own capability, wherever it comes by."""
-        owner = self._ledger.owners.owners.get(system)
-        if owner is None or owner.key == self._keys[link] or not speaks_for_others(grants):
-            return grants
-        own = self._ledger.rights(owner.capability)
-        return None if own is None or self.party.capabilities.why_not(own) else own
-
-    def _why_not(self, spec: Spec, grants: Grants) -> RejectReason | None:
-        if spec.startswith(SERVICES_SPEC):
-            return None if grants.messages or spec.startswith(FENCE_SPEC) else RejectReason.NOT_ALLOWED
-        if spec == REVOCATIONS_SPEC:
-            return None
-        try:
-            asked = self._asked(spec)
-        except MalformedIndex:
-            return RejectReason.MALFORMED
-        item_type = None
-        if asked.item is not None:
-            with self.party.reading() as runtime:
-                row = runtime.source.row(asked.item)
-                item_type = None if row is None else row.type
-        return None if grants.may_read(asked, item_type) else RejectReason.NOT_ALLOWED
 
     def _asked(self, spec: Spec) -> IndexQuery:
         """What a spec asks for. Each step of a question wants to know, and reading it is much of the work."""
@@ -320,24 +289,24 @@ class CoherenceRoot:
             system = message.system or arcs.nonces.get(message.nonce)
             if system is None or system not in arcs.gens:
                 return
-            owner, rights = Owner(self._keys[link], self.grants[link].id), b""
-            if message.turn:
-                grants, shown = read_credential(message.credential)
-                owner, rights = Owner(shown.key, grants.id), shown.capability
-            owned = self._owns(owner, system) and self._ledger.owners.note(system, owner)
-            if rights:
-                self._ledger.keep_rights(owner.capability, rights)
+            owned = self.rights.attached(link, message, system)
             if owned or (arcs.systems_count, arcs.arcs_count) != before:
                 self._save([system])
-
-    def _owns(self, owner: Owner, system: SystemId) -> bool:
-        """Whether somebody speaks for a system of its own, and not for one that belongs to another."""
-        known = self._ledger.owners.owners.get(system)
-        return known is None or known.key == owner.key or known.capability == owner.capability
 
     def _save(self, systems: Iterable[SystemId]) -> None:
         with self.party.reading():
             self._ledger.save_systems(systems, self.root.batches.arcs)
+
+    # other roots
+
+    def root_met(self, root: bytes) -> None:
+        self._happens(RootMet(root))
+
+    def root_parted(self, root: bytes) -> None:
+        self._happens(RootParted(root))
+
+    def from_root(self, root: bytes, message: Message) -> None:
+        self._happens(FromRoot(root, message))
 
     # effects
 
@@ -366,8 +335,11 @@ class CoherenceRoot:
                     self._outlet.drop(link, detail)
                 case Cut():
                     todo.extend(self._cut(force=True))
-                case Sideways():
-                    self._count("other-root")
+                case Keep(rows):
+                    with self.party.lock:
+                        self._mail.keep(rows, self.party.peer.now_ms())
+                case Sideways(root, message):
+                    self._outlet.aside(root, message)
                 case _:
                     raise AssertionError(f"{effect} is not for a root's host")
 
@@ -407,8 +379,7 @@ class CoherenceRoot:
 
     def _unchanged_since(self, asked: IndexQuery) -> int:
         """The first tick of the window from which on no item changed that could concern the index."""
-        query = asked.query
-        type = None if query is None or len(query.stages) != 1 else query.hints().type
+        type = self.watch.type_of(asked)
         if type is None:
             return self._types[-1][0] if self._types else self._known_from
         for tick, types in reversed(self._types):
@@ -447,41 +418,45 @@ class CoherenceRoot:
         with self.party.reading() as runtime:
             if runtime.writable:
                 runtime.flush()
-            touched, self._touched = self._touched, set()
-            self._cut_due = False
-            if self._batches.doubtful:
-                self._batches.doubtful = False
-                self.exclusions.suspect()
-            excluded = self.exclusions.look(runtime)
-            if not touched and not force and not excluded:
-                return []
-            self._last_cut_s = self._now()
-            self._codec.forget()
+            return self._advance(runtime, force=force)
+
+    def _advance(self, runtime: "PartyRuntime", *, force: bool) -> list[Effect]:
+        """The next tick, if anything happened; all that it holds is on disk."""
+        touched, self._touched = self._touched, set()
+        self._cut_due = False
+        if self._batches.doubtful:
+            self._batches.doubtful = False
+            self.exclusions.suspect()
+        excluded = self.exclusions.look(runtime)
+        if not touched and not force and not excluded:
+            return []
+        self._last_cut_s = self._now()
+        self._codec.forget()
+        with self.watch.source.still():
             types = self._types_of(touched)
             fresh, overgrown = self.watch.changed(touched)
-            tick = self.tick + 1
-            if tick >= self._reserved_end:
-                self._reserved_end = self._ledger.extend(tick)
-            if touched:
-                self._types.append((tick, types))
-            while self._types and self._types[0][0] <= tick - 2 * WINDOW_TICKS:
-                self._known_from = self._types.popleft()[0]
-            effects: list[Effect] = []
-            for spec in overgrown:
-                effects += self.root.receive(EvictEntry(spec))
-            if excluded:
-                for clock, rejected in self.exclusions.keep(excluded, self.root.batches, tick):
-                    effects += self.root.receive(Excluded(clock, tick, rejected))
-            if REVOCATIONS_SPEC in self.root.holdings:
-                value = revocations_value(self.party.capabilities.revoked())
-                known = self.root.holdings.newest(REVOCATIONS_SPEC)
-                if known is None or known.value != value:
-                    fresh.append((REVOCATIONS_SPEC, value))
-            return [*effects, *self.root.receive(Advanced(tick, tuple(fresh)))]
+        tick = self.tick + 1
+        if tick >= self._reserved_end:
+            self._reserved_end = self._ledger.extend(tick)
+        if touched:
+            self._types.append((tick, types))
+        while self._types and self._types[0][0] <= tick - 2 * WINDOW_TICKS:
+            self._known_from = self._types.popleft()[0]
+        effects: list[Effect] = []
+        for spec in overgrown:
+            effects += self.root.receive(EvictEntry(spec))
+        if excluded:
+            for clock, rejected in self.exclusions.keep(excluded, self.root.batches, tick):
+                effects += self.root.receive(Excluded(clock, tick, rejected))
+        if REVOCATIONS_SPEC in self.root.holdings:
+            value = revocations_value(self.party.capabilities.revoked())
+            known = self.root.holdings.newest(REVOCATIONS_SPEC)
+            if known is None or known.value != value:
+                fresh.append((REVOCATIONS_SPEC, value))
+        return [*effects, *self.root.receive(Advanced(tick, tuple(fresh), self._feeds.news()))]
 
     def _types_of(self, items: Set[ItemId]) -> frozenset[str] | None:
-        source = self.party.runtime.source
-        rows = [source.row(item) for item in items]
+        rows = [self.watch.source.row(item) for item in items]
         return None if any(row is None for row in rows) else frozenset(row.type for row in rows if row is not None)
 
     # batches
@@ -522,7 +497,7 @@ class CoherenceRoot:
         blocked: set[Arc] = set()
         wait_s = 0.0
         for commit, rights in self._commits:
-            over_s = 0.0 if commit.clock in blocked else self._over_quota(commit)
+            over_s = 0.0 if commit.clock in blocked else over_quota(self._quotas, commit, self._now())
             if over_s:
                 blocked.add(commit.clock)
                 wait_s = min(wait_s, over_s) if wait_s else over_s
@@ -531,18 +506,6 @@ class CoherenceRoot:
             (waiting if commit.clock in blocked else ready).append((commit, rights))
         self._commits = waiting
         return ready, wait_s
-
-    def _over_quota(self, commit: Commit) -> float:
-        """How long a batch has to wait; 0.0 when it was counted."""
-        now = self._now()
-        arc = repr(commit.clock).encode()
-        objects: dict[bytes, int] = {}
-        for op in commit.ops:
-            objects[b"object " + op.object] = objects.get(b"object " + op.object, 0) + 1
-        wait_s = self._quotas.charge(objects, rate=OBJECT_OPS_PER_S, burst=OBJECT_OPS_BURST, now=now)
-        if wait_s:
-            return wait_s
-        return self._quotas.charge({b"arc " + arc: len(commit.ops)}, rate=ARC_OPS_PER_S, burst=ARC_OPS_BURST, now=now)
 
     # from time to time
 
@@ -554,10 +517,11 @@ class CoherenceRoot:
         silent = [service for service, heard_s in self._heard.items() if now - heard_s > ANNOUNCE_S]
         for service in silent:
             del self._heard[service]
-        expired = [service for service in silent if self.root.services.expire(service)]
-        if expired:
-            self.root.services_changed = True
-            self._perform(self._cut(force=True))
+            self._perform(self.root.expire_service(service))
+        for id in self._mail.overdue(self.party.peer.now_ms()):
+            self._count(RejectReason.EXPIRED)
+            self._perform(self.root.receive(GiveUp(id)))
+        self._perform(self.root.receive(Unanswered(ROOTS)))
         recorded = {spec for directory in self.root.serving.links.values() for spec in directory.records}
         idle = [spec for spec in self.root.holdings.specs() if spec not in recorded]
         self._idle = {spec: self._idle.get(spec, now) for spec in idle}
@@ -592,6 +556,7 @@ class CoherenceRoot:
     def close(self) -> None:
         """Listen no more. Links are the service's to end."""
         self._end()
+        self._feeds.close()
         on_admission = self.party.runtime.processor.on_admission
         if self._admission_moved in on_admission:
             on_admission.remove(self._admission_moved)

@@ -31,6 +31,7 @@ from echostore.mesh.coherence_socket import (
     ThinServer,
     grants_fields,
 )
+from echostore.peer.coherence_ledger import ever_served
 from echostore.peer.coherence_root import CoherenceRoot
 from echostore.peer.network import parse_address
 from echostore.wire.capabilities import Grants
@@ -80,6 +81,12 @@ class ThinIndexes:
     acquires: int
     evaluations: int
     refusals: tuple[tuple[str, int], ...]
+    mail_out: int = 0
+    """Messages that wait for other roots,"""
+    mail_in: int = 0
+    """and messages of other roots that wait for systems here."""
+    roots: tuple[str, ...] = ()
+    """Other roots that are connected."""
 
     @property
     def hit_rate(self) -> float | None:
@@ -163,6 +170,9 @@ class ThinService:
                     acquires=root.acquires,
                     evaluations=root.watch.evaluations,
                     refusals=tuple(sorted(root.refusals.items())),
+                    mail_out=len(root.root.courier.out),
+                    mail_in=len(root.root.courier.where),
+                    roots=tuple(sorted(each.hex() for each in root.root.courier.met)),
                 )
                 for party, root in self._roots.items()
             ]
@@ -253,9 +263,46 @@ class ThinService:
                 self._fail(found, "the party was closed")
             found = CoherenceRoot(party, _RootOutlet(self, party.key))
             self._roots[party.key] = found
+            self._meet_roots(found)
             party.capabilities.on_revoked.append(self._revoked)
             party.runtime.processor.on_admission.append(self._review_soon)
         return found
+
+    # other roots; from the mesh's thread, see peer.coherence_roots
+
+    def _meet_roots(self, root: CoherenceRoot) -> None:
+        if self._peer.on_network:
+            network, party, name = self._peer.network, root.party.key, root.system.root
+            network.soon(lambda: network.root_lines.serve(self, party, name))
+
+    def wake(self, party: PartyKey, *, only_if_used: bool = False) -> None:
+        """Another root of a party is there: have one here too. `only_if_used`: if thin clients have ever been here."""
+
+        def make() -> None:
+            try:
+                found = self._peer.party(party)
+                if party in self._roots:  # it may be older than the network
+                    self._meet_roots(self._root(found))
+                elif not only_if_used or ever_served(found):
+                    self._root(found)
+            except EchoError as error:
+                _log.info("a party is not served", extra={"party": party.hex(), "why": str(error)})
+
+        self.call_soon(make)
+
+    def root_met(self, party: PartyKey, root: bytes) -> None:
+        self.later(party, 0.0, lambda: self._roots[party].root_met(root))
+
+    def root_parted(self, party: PartyKey, root: bytes) -> None:
+        self.later(party, 0.0, lambda: self._roots[party].root_parted(root))
+
+    def from_root(self, party: PartyKey, root: bytes, message: Message) -> None:
+        self.later(party, 0.0, lambda: self._roots[party].from_root(root, message))
+
+    def aside(self, party: PartyKey, root: bytes, message: Message) -> None:
+        if self._peer.on_network:
+            network = self._peer.network
+            network.soon(lambda: network.root_lines.send(party, root, message))
 
     def _guarded(self, root: CoherenceRoot, action: Callable[[], None]) -> None:
         """A root whose party is closed or whose disk fails ends its own links, and no others."""
@@ -285,6 +332,9 @@ class ThinService:
             last = root.numbers()
             self._past = added([self._past, replace(last, systems=0, indexes=0)])
         root.close()
+        if self._peer.on_network:
+            network, party = self._peer.network, root.party.key
+            network.soon(lambda: network.root_lines.withdraw(self, party))
         if self._revoked in root.party.capabilities.on_revoked:
             root.party.capabilities.on_revoked.remove(self._revoked)
         on_admission = root.party.runtime.processor.on_admission
@@ -394,6 +444,9 @@ class _RootOutlet:
 
     def drop(self, link: LinkId, detail: str) -> None:
         self._service.drop(link, detail)
+
+    def aside(self, root: bytes, message: Message) -> None:
+        self._service.aside(self._party, root, message)
 
     def later(self, delay_s: float, action: Callable[[], None]) -> None:
         self._service.later(self._party, delay_s, action)

@@ -44,6 +44,7 @@ _LOCAL: Final = frozenset(
         "link",
         "on_message",
         "on_rejected",
+        "on_undelivered",
         "pending",
         "publish",
         "rejected",

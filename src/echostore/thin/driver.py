@@ -1,7 +1,7 @@
 """The kernel's Leaf machine with what it lacks: a thread, connections, timers, a disk, and callers that wait.
 
     any thread   reads, publishes, waits: takes the lock, steps the machine, queues what is to be sent
-    the loop     connects, sends, receives, asks again; one thread, `echostore-thin`
+    the loop     connects, sends, receives (way_up), asks again; one thread, `echostore-thin`
     the teller   runs the application's functions for messages and rejections, `echostore-thin-tell`
 
 Steps of the machine happen under one lock, in whichever thread has news. What an application asked for is a Future: the
@@ -31,6 +31,7 @@ from echostore.kernel.coherence.events import (
     LinkClosed,
     LinkId,
     Lost,
+    NotDelivered,
     Offer,
     Opening,
     Post,
@@ -56,6 +57,7 @@ from echostore.kernel.coherence.messages import (
     RejectReason,
     Spec,
     Touched,
+    Update,
     UserMessage,
     UserReceipt,
     Witness,
@@ -64,10 +66,12 @@ from echostore.kernel.coherence.outbox import Batch
 from echostore.kernel.errors import Closed, EchoError, StorageFailed, Unreachable
 from echostore.kernel.ids import FeedId
 from echostore.thin.leaf_store import LeafStore
-from echostore.thin.link import CapabilityRefused, Link, Welcome, open_link
+from echostore.thin.link import Welcome
 from echostore.thin.teller import Teller
 from echostore.thin.touches import Touches
 from echostore.thin.waiting import Rejection, disappoint, fulfil, not_to_be_had
+from echostore.thin.way_up import WayUp
+from echostore.wire.batch_signing import signed_batch
 from echostore.wire.capabilities import Grants, read_capability
 from echostore.wire.coherence import LinkFrame, decode_frame, encode_frame
 from echostore.wire.coherence_parts import parts_of
@@ -79,13 +83,8 @@ HOME: Final = LinkId("home")
 BEAT_S: Final = 0.5
 """How often timers are looked at."""
 
-LINK_S: Final = 10.0
-"""A connection that is no link after so long is given up, for the next address."""
-
 ASK_S: Final = 1.0
 ASK_S_MAX: Final = 30.0
-RETRY_S: Final = 0.1
-RETRY_S_MAX: Final = 10.0
 ANNOUNCE_S: Final = 10.0
 """A service is forgotten when it is not announced for 30 s."""
 
@@ -96,24 +95,23 @@ TOLD_MAX: Final = 1000
 class Driver:
     """One leaf."""
 
-    def __init__(self, urls: Sequence[str], capability: bytes, *, path: str | Path | None) -> None:
-        self.urls = tuple(urls)
-        self.capability = capability
+    def __init__(
+        self, urls: Sequence[str], capability: bytes, *, path: str | Path | None, vector: bool = False
+    ) -> None:
         self.grants: Grants = read_capability(capability)
         self.lock = threading.RLock()
         self.store = LeafStore(path)
         self._durable = path is not None
         try:
             self.key = self.store.signing_key()
-            self.leaf = Leaf(IndexCodec(), HOME)
+            self.leaf = Leaf(IndexCodec(), HOME, vector=vector)
             self.store.restore(self.leaf)
             self.feed: FeedId | None = self.store.feed
         except BaseException:
             self.store.close()
             raise
         self.welcome: Welcome | None = None
-        self.url: str | None = None
-        self.last_error: EchoError | None = None
+        self._way = WayUp(urls, capability, self.key, self)
         self.refused: EchoError | None = None
         """Why no address takes the capability; then nothing is tried any more."""
         self.counts = {"links": 0, "answers": 0, "questions": 0, "refusals": 0, "lost_links": 0}
@@ -127,18 +125,17 @@ class Driver:
         self._promised: set[Spec] = set()
         """Indexes that the system above has granted over this link: it tells of their changes."""
         self._touches = Touches()
+        self._word_waits = False
         self._unsaved = False
         self._ask_wait_s, self._ask_at = ASK_S, 0.0
         self._announced_at = 0.0
-        self._out: deque[bytes] = deque()
-        self._link: Link | None = None
         self._closed = False
         self._teller = Teller()
         self.on_message: Callable[[UserMessage], object] | None = None
         self._undelivered: deque[UserMessage] = deque(maxlen=TOLD_MAX)
+        self.on_undelivered: Callable[[NotDelivered], object] | None = None
         self.on_rejected: Callable[[Rejection], object] | None = None
         self._loop = asyncio.new_event_loop()
-        self._wake: asyncio.Event | None = None
         self._thread = threading.Thread(target=self._run_loop, name="echostore-thin", daemon=True)
         self._thread.start()
 
@@ -147,6 +144,16 @@ class Driver:
     @property
     def linked(self) -> bool:
         return self.leaf.caches[HOME].generation is not None
+
+    @property
+    def url(self) -> str | None:
+        """Where the connection leads that stands now."""
+        return self._way.url
+
+    @property
+    def last_error(self) -> EchoError | None:
+        """Why the last connection ended or was not made."""
+        return self._way.last_error
 
     @property
     def tick(self) -> int:
@@ -163,8 +170,10 @@ class Driver:
             found = self.leaf.read(HOME, spec, at)
             if found is not None:
                 self.counts["answers"] += 1
-                if self._touches.note(spec):
-                    self._say_what_is_read()
+                if self._touches.note(spec) and not self._word_waits:
+                    # By another thread: to wake the loop here would give it the interpreter before the reader has its answer.
+                    self._word_waits = True
+                    self._teller.put(self._say_soon, None)
                 if at is None:
                     self._hold(spec)
             return found
@@ -275,7 +284,7 @@ class Driver:
 
     def drop_link(self, why: str) -> None:
         """End the connection; another one is made at once."""
-        self._loop.call_soon_threadsafe(self._close_link, why)
+        self._way.drop(why)
 
     def close(self) -> None:
         with self.lock:
@@ -355,6 +364,10 @@ class Driver:
                     self._teller.put(self.on_message, message)
                 else:
                     self._undelivered.append(message)
+            case NotDelivered():
+                self._unsaved = True
+                if self.on_undelivered is not None:
+                    self._teller.put(self.on_undelivered, effect)
             case Slow(_, retry_after_s):
                 self._ask_at = time.monotonic() + retry_after_s
             case Refusal():
@@ -367,10 +380,19 @@ class Driver:
         return shown
 
     def _send(self, generation: int, message: Message) -> None:
-        self._out.extend(encode_frame(LinkFrame(generation, each)) for each in parts_of(message))
-        self._loop.call_soon_threadsafe(self._wake_sender)
+        if self._word_waits:  # nothing overtakes it
+            self._say_what_is_read()
+        if isinstance(message, Update) and self.welcome is not None and self.welcome.signs:
+            message = signed_batch(message, self.key)
+        self._way.send(encode_frame(LinkFrame(generation, each)) for each in parts_of(message))
+
+    def _say_soon(self, _: object) -> None:
+        with self.lock:
+            if self._word_waits and not self._closed:
+                self._say_what_is_read()
 
     def _say_what_is_read(self) -> None:
+        self._word_waits = False
         generation = self.leaf.caches[HOME].generation
         if generation is not None:
             self._send(generation, Touched(self._touches.take()))
@@ -439,8 +461,7 @@ class Driver:
             self._loop.close()
 
     async def _live(self) -> None:
-        self._wake = asyncio.Event()
-        self._task = asyncio.gather(self._connecting(), self._beating())
+        self._task = asyncio.gather(self._going(), self._beating())
         with suppress(asyncio.CancelledError):
             await self._task
         left = asyncio.all_tasks() - {asyncio.current_task()}
@@ -450,85 +471,35 @@ class Driver:
     def _stop(self) -> None:
         self._task.cancel()
 
-    def _wake_sender(self) -> None:
-        if self._wake is not None:
-            self._wake.set()
-
-    def _close_link(self, why: str) -> None:
-        if self._link is not None:
-            link, self._link = self._link, None
-            self._closing = asyncio.ensure_future(link.close(why))
-
-    async def _connecting(self) -> None:
-        """Address after address, for as long as one may take us."""
-        wait_s, place = RETRY_S, 0
-        refused: set[str] = set()
-        while len(refused) < len(set(self.urls)):
-            url = self.urls[place % len(self.urls)]
-            place += 1
-            try:
-                link = await open_link(url, self.capability, self.key)
-                refused.clear()
-                if await self._serve(url, link):
-                    wait_s, place = RETRY_S, place - 1  # it was good: try the same one first
-            except CapabilityRefused as error:
-                refused.add(url)
-                self.last_error = error
-            except EchoError as error:
-                self.last_error = error
-            if place % len(self.urls) == 0 or wait_s > RETRY_S:
-                await asyncio.sleep(wait_s * (0.5 + secrets.randbelow(1000) / 1000))
-                wait_s = min(2 * wait_s, RETRY_S_MAX)
+    async def _going(self) -> None:
+        refused = await self._way.follow()
         with self.lock:
-            self.refused = self.last_error
-            assert self.refused is not None, "it was refused"
-            self._fail(self.refused)
+            self.refused = refused
+            self._fail(refused)
             self._tell(None)
 
-    async def _serve(self, url: str, link: Link) -> bool:
-        """One connection until it ends; whether it ever was a link."""
-        assert self._wake is not None, "the loop runs"
-        welcome = link.welcome
+    # For the way up: see way_up.Traveller
+
+    def opened(self, url: str, welcome: Welcome) -> None:
         clock = self.leaf.caches[HOME].clock
         known = self.leaf.systems.get(HOME) or (None if clock is None else clock.system)
-        try:
-            if known is not None and known.root != welcome.root:
-                raise Unreachable(f"{url} serves another root than the one this leaf has its ids from")
-            if welcome.party != self.grants.party:
-                raise Unreachable(f"{url} serves another party")
-            with self.lock:
-                self.welcome, self.feed, self.url, self._link = welcome, welcome.feed, url, link
-                self._out.clear()
-                self._step(Opening(HOME, welcome.generation, secrets.randbits(63)))
-            sending = asyncio.ensure_future(self._sending(link))
-            giving_up = self._loop.call_later(LINK_S, self._give_up, link)
-            try:
-                was_linked = False
-                async for frame in link.frames():
-                    self._take(frame)
-                    was_linked = was_linked or self.linked
-                return was_linked
-            finally:
-                giving_up.cancel()
-                sending.cancel()
-        finally:
-            self._link = None
-            with self.lock:
-                if not self._closed:
-                    self.counts["lost_links"] += 1
-                    self._step(LinkClosed(HOME))
-                self.url = None
-                self._tell(frozenset())
-                self._settle()
-            await link.close()
+        if known is not None and known.root != welcome.root:
+            raise Unreachable(f"{url} serves another root than the one this leaf has its ids from")
+        if welcome.party != self.grants.party:
+            raise Unreachable(f"{url} serves another party")
+        with self.lock:
+            self.welcome, self.feed = welcome, welcome.feed
+            self._step(Opening(HOME, welcome.generation, secrets.randbits(63)))
 
-    def _give_up(self, link: Link) -> None:
-        """The other side has not reached the tick that this leaf has seen, or lost its own way up."""
-        if self._link is link and not self.linked:
-            self.last_error = Unreachable(f"{self.url} took the connection and made no link of it")
-            self._close_link("no link")
+    def lost(self) -> None:
+        with self.lock:
+            if not self._closed:
+                self.counts["lost_links"] += 1
+                self._step(LinkClosed(HOME))
+            self._tell(frozenset())
+            self._settle()
 
-    def _take(self, data: bytes) -> None:
+    def take(self, data: bytes) -> None:
         try:
             frame = decode_frame(data)
         except MalformedFrame as error:
@@ -554,16 +525,6 @@ class Driver:
                     self._hold(spec)
                 self._tell(None)  # nothing is live in a new generation
 
-    async def _sending(self, link: Link) -> None:
-        assert self._wake is not None, "the loop runs"
-        with suppress(Unreachable):  # the reading side ends too, and tells why
-            while True:
-                while self._out:
-                    await link.send(self._out.popleft())
-                self._wake.clear()
-                if not self._out:
-                    await self._wake.wait()
-
     async def _beating(self) -> None:
         while True:
             await asyncio.sleep(BEAT_S)
@@ -574,15 +535,7 @@ class Driver:
         """Timers: ask again, say what is read, repeat what is offered, save."""
         leaf, cache = self.leaf, self.leaf.caches[HOME]
         if cache.generation is not None or cache.opening is not None:
-            open_questions = (
-                cache.opening is not None
-                or cache.wanted
-                or leaf.waits
-                or leaf.sender.unreceived
-                or leaf.outbox.to_send()
-                or leaf.arcs.is_short
-            )
-            if not open_questions:
+            if not leaf.asks:
                 self._ask_wait_s, self._ask_at = ASK_S, now + ASK_S
             elif now >= self._ask_at:
                 self._ask_wait_s = min(2 * self._ask_wait_s, ASK_S_MAX)

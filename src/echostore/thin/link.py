@@ -10,11 +10,12 @@ capability that it does not accept raises `CapabilityRefused`, because no later 
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
-from echostore.kernel.errors import Refused, Unreachable, UsageError
+from echostore.kernel.errors import EchoError, Refused, Unreachable, UsageError
 from echostore.kernel.ids import FEED_ID_BYTES, KEY_BYTES, FeedId, PartyKey
 from echostore.wire.capabilities import (
     NONCE_BYTES,
@@ -60,6 +61,11 @@ class Welcome:
     """The root's data feed: ids of items that this leaf makes begin with it."""
     rights: dict[str, Any]
 
+    @property
+    def signs(self) -> bool:
+        """Whether batches are to be signed: between here and the root are others."""
+        return self.rights.get("sign") is True
+
 
 def capability_bytes(capability: str | bytes) -> bytes:
     """The capability that a person was given: its bytes, or their text form."""
@@ -90,6 +96,18 @@ class Link:
         except ConnectionClosed as closed:
             raise Unreachable("the connection is gone") from closed
 
+    async def read(self, take: Callable[[bytes], None]) -> None:
+        """Hand over frames until the connection ends, as `frames` does, and for one that nothing waits before at once: as
+        it comes from the socket, without a turn of the loop and a task between. Ends with what `take` raises."""
+        self._socket.take = take
+        try:
+            async for frame in self.frames():
+                take(frame)
+        finally:
+            self._socket.take = None
+        if self._socket.failure is not None:
+            raise self._socket.failure
+
     async def frames(self) -> AsyncIterator[bytes]:
         """Frames until the connection ends; CapabilityRefused when it ended for the capability."""
         from websockets.exceptions import ConnectionClosed
@@ -117,6 +135,7 @@ async def open_link(url: str, capability: bytes, key: SigningKey) -> Link:
     try:
         socket = await connect(
             url,
+            create_connection=_connection_class(),
             subprotocols=[SUBPROTOCOL],  # type: ignore[list-item]  # a NewType of str
             max_size=FRAME_BYTES_MAX,
             open_timeout=OPENING_S,
@@ -147,6 +166,45 @@ async def open_link(url: str, capability: bytes, key: SigningKey) -> Link:
     except BaseException:
         await socket.close()
         raise
+
+
+@cache
+def _connection_class() -> Any:
+    """Made when one is opened: websockets is there only where thin clients are."""
+    from websockets.asyncio.client import ClientConnection
+    from websockets.frames import Frame, Opcode
+
+    class LeafConnection(ClientConnection):
+        """Gives whole binary messages to `take` as they come, and all else to whoever receives."""
+
+        take: Callable[[bytes], None] | None = None
+        failure: EchoError | None = None
+        waiting = 0
+        """Messages that somebody has to receive first."""
+
+        def process_event(self, event: Any) -> None:
+            if isinstance(event, Frame):
+                take = self.take
+                if take is not None and not self.waiting and event.opcode is Opcode.BINARY and event.fin:
+                    if self.failure is None:
+                        self._give(take, bytes(event.data))
+                    return
+                self.waiting += event.opcode in (Opcode.TEXT, Opcode.BINARY)
+            super().process_event(event)
+
+        def _give(self, take: Callable[[bytes], None], frame: bytes) -> None:
+            try:
+                take(frame)
+            except EchoError as error:
+                self.failure = error
+                self.transport.abort()
+
+        async def recv(self, decode: bool | None = None) -> Any:
+            message = await super().recv(decode)
+            self.waiting -= 1
+            return message
+
+    return LeafConnection
 
 
 async def _opening(socket: Any, capability: bytes, key: SigningKey) -> Welcome:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Self, TypeVar
 
-from echostore.kernel.coherence.events import Post
+from echostore.kernel.coherence.events import NotDelivered, Post
 from echostore.kernel.coherence.messages import (
     Arc,
     Context,
@@ -26,6 +26,7 @@ from echostore.kernel.coherence.messages import (
     UserMessage,
     Witness,
 )
+from echostore.kernel.coherence.posting import CROSS_ROOT_STREAMS
 from echostore.kernel.coherence.services import SERVICES_SPEC
 from echostore.kernel.errors import EchoError, NotFound, Refused, TimedOut, Unreachable, UsageError
 from echostore.kernel.ids import ITEM_ID_BYTES, FeedId, ItemId, PartyKey, item_from_text, item_text
@@ -59,6 +60,16 @@ class Message:
     sender: str
     type: str
     payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Undelivered:
+    """A message that was given up: for whom, which one of its stream, and why."""
+
+    target: str
+    stream: int
+    seq: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +109,26 @@ def connect(
     *,
     path: str | Path | None = None,
     timeout_s: float = PATIENCE_S,
+    roams: bool = False,
+    after: bytes | None = None,
 ) -> "ThinParty":
     """Connect to a party through a peer or an edge, or through the first of several that answers.
 
     With `path`, the outbox and the ids are in that file and survive a restart; a leaf that has been connected once with
     it may start offline. Without, the call waits for the first connection.
+
+    A leaf that `roams` knows of every feed how much it has seen, so that its `context()` counts at any peer of the party,
+    also when the one it was at is gone. With `after`, such a context, the call returns when the peer has come that far:
+    what is read then is never older than what was seen elsewhere.
     """
     urls: list[Any] = [url] if isinstance(url, str) else list(url)
     if not urls or not all(isinstance(each, str) and each.startswith(("ws://", "wss://")) for each in urls):
         raise UsageError(f"{url!r} is not the address of a thin service", next_step="Write ws://HOST:PORT/thin.")
-    party = ThinParty(Driver(urls, capability_bytes(capability), path=path), timeout_s)
+    party = ThinParty(Driver(urls, capability_bytes(capability), path=path, vector=roams), timeout_s)
     try:
         party.wait_connected(timeout_s, needed=party.driver.leaf.arcs.arc is None)
+        if after is not None:
+            party.fence("acquire", after, timeout_s=timeout_s)
     except BaseException:
         party.close()
         raise
@@ -242,13 +261,25 @@ class ThinParty:
             self._acquire(_read_context(context), deadline)
 
     def context(self) -> bytes:
-        """What is shown here, own batches included, for another leaf of the same root to wait for."""
+        """What is shown here, own batches included, for another leaf of the same root to wait for; of a leaf that roams,
+        for any leaf of the party."""
         with self.driver.lock:
             clock = self.driver.leaf.caches[HOME].clock
-            clauses = list(self._own_clocks())
-            if clock is not None:
+            clauses = list(self._feed_clocks() if self.driver.leaf.vector else self._own_clocks())
+            if clock is not None and not self.driver.leaf.vector:
                 clauses.append((Witness(clock, self.driver.tick),))
         return json.dumps([[_witness_json(each) for each in clause] for clause in clauses]).encode()
+
+    def _feed_clocks(self) -> Context:
+        """How much of each feed the shown state includes: the same at every root. Own batches are in the root's feed."""
+        leaf = self.driver.leaf
+        if leaf.outbox.batches:
+            raise Refused(
+                f"{len(leaf.outbox.batches)} own batches are shown that the root's state does not include yet",
+                next_step="Wait for fence('release') first: no other peer could know when it has them.",
+            )
+        follows = leaf.caches[HOME].follows
+        return tuple((Witness(*each),) for each in sorted(follows.items()) if each[0].gen == 0)
 
     def _own_clocks(self) -> Context:
         with self.driver.lock:
@@ -289,6 +320,15 @@ class ThinParty:
             raise UsageError(f"a message is a type and bytes, not {kind_of(type)} and {kind_of(payload)}")
         needed = () if context is None else _read_context(context)
         self.driver.post(Post(parse_system(target), stream, type, payload, needed))
+
+    def on_undelivered(self, fn: Callable[[Undelivered], object]) -> None:
+        """Call a function for each message that was given up from now on: nobody has that name, or it was not there in time."""
+
+        def tell(given_up: NotDelivered) -> None:
+            place = given_up.id.stream % CROSS_ROOT_STREAMS, given_up.id.seq
+            fn(Undelivered(system_text(given_up.target), *place, given_up.reason.value))
+
+        self.driver.on_undelivered = tell
 
     def on_message(self, fn: Callable[[Message], object]) -> None:
         """Call a function for each message, in a thread of its own; those that came before are not lost."""
@@ -492,5 +532,6 @@ __all__ = [
     "Service",
     "ThinParty",
     "Transaction",
+    "Undelivered",
     "connect",
 ]

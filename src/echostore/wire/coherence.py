@@ -48,9 +48,11 @@ from echostore.kernel.coherence.messages import (
     Service,
     Subscribed,
     Touched,
+    Undelivered,
     Update,
     UpdateItem,
     UserMessage,
+    UserQueued,
     UserReceipt,
     WaitForEpoch,
     Witness,
@@ -84,6 +86,7 @@ from echostore.wire.coherence_names import (
     system_part,
 )
 from echostore.wire.generated import coherence_pb2 as pb
+from echostore.wire.signing import SIGNATURE_BYTES
 from echostore.wire.sync import MalformedFrame
 
 FRAME_BYTES_MAX = 16 * 1024 * 1024
@@ -98,7 +101,7 @@ UPDATE_ITEMS_MAX = 4096
 UPDATE_BYTES_MAX = 1024 * 1024
 """And their bytes, about. What is larger is cut, so that nothing else has to wait behind it."""
 
-CLAUSES_MAX = 64
+CLAUSES_MAX = 1024
 WITNESSES_MAX = 16
 RETRY_S_MAX = 3600.0
 
@@ -151,6 +154,7 @@ def _attach(message: Attach) -> pb.CoherenceAttach:
         below=[pb.CoherenceTurned(system=system_part(system), turn=turn) for system, turn in message.below],
         turn=message.turn,
         credential=message.credential,
+        vector=message.vector,
     )
 
 
@@ -167,6 +171,7 @@ def _update(message: Update) -> pb.CoherenceUpdate:
         tick=message.tick,
         follows=follows_parts(message.follows),
         items=[pb.CoherenceUpdateItem(**_item(item)) for item in message.items],
+        signature=message.signature,
     )
 
 
@@ -192,6 +197,7 @@ def _end_update(message: EndUpdate) -> pb.CoherenceEndUpdate:
         follows=follows_parts(message.follows),
         lanes=[lane for lane, _ in message.lanes],
         counts=[count for _, count in message.lanes],
+        signature=message.signature,
     )
 
 
@@ -232,6 +238,7 @@ def _user_message(message: UserMessage) -> pb.CoherenceUserMessage:
         type=message.type,
         payload=message.payload,
         cross_root=message.cross_root,
+        after=message.after,
     )
 
 
@@ -249,6 +256,7 @@ def _read_attach(message: pb.CoherenceAttach) -> Attach:
         tuple((read_system(each.system), check_numbers(each.turn)) for each in message.below),
         check_numbers(message.turn),
         message.credential,
+        message.vector,
     )
 
 
@@ -269,7 +277,8 @@ def _read_update(message: pb.CoherenceUpdate) -> Update:
     at_most(len(message.items), UPDATE_ITEMS_MAX, "items in one frame")
     prev, tick = check_span(message.prev, message.tick)
     items = tuple([_read_item(each) for each in message.items])
-    return Update(read_arc(message.clock), prev, tick, read_follows(message.follows), items)
+    signature = _check_signature(message.signature)
+    return Update(read_arc(message.clock), prev, tick, read_follows(message.follows), items, signature)
 
 
 def _read_item(message: pb.CoherenceLaneItem | pb.CoherenceUpdateItem) -> UpdateItem:
@@ -294,7 +303,14 @@ def _read_end_update(message: pb.CoherenceEndUpdate) -> EndUpdate:
     lanes = tuple(zip(message.lanes, message.counts, strict=True))
     at_most(sum(count for _, count in lanes), PENDING_ITEMS_MAX, "items")
     prev, tick = check_span(message.prev, message.tick)
-    return EndUpdate(read_arc(message.clock), prev, tick, read_follows(message.follows), lanes)
+    signature = _check_signature(message.signature)
+    return EndUpdate(read_arc(message.clock), prev, tick, read_follows(message.follows), lanes, signature)
+
+
+def _check_signature(data: bytes) -> bytes:
+    if len(data) not in (0, SIGNATURE_BYTES):
+        raise MalformedFrame(f"a signature of {len(data)} bytes")
+    return data
 
 
 def _read_grant(message: pb.CoherenceGrant) -> Grant:
@@ -312,6 +328,12 @@ def _read_grant(message: pb.CoherenceGrant) -> Grant:
 def _read_denied(message: pb.CoherenceDenied) -> Denied:
     reason = REASONS.get(message.reason)
     return Denied(check_spec(message.spec), reason if isinstance(reason, RejectReason) else RejectReason.NOT_ALLOWED)
+
+
+def _read_undelivered(message: pb.CoherenceUndelivered) -> Undelivered:
+    reason = REASONS.get(message.reason)
+    known = reason if isinstance(reason, RejectReason) else RejectReason.NOT_ALLOWED
+    return Undelivered(read_message_id(message.id), known)
 
 
 def _read_touched(message: pb.CoherenceTouched) -> Touched:
@@ -341,6 +363,7 @@ def _read_user_message(message: pb.CoherenceUserMessage) -> UserMessage:
         check_text(message.type),
         check_delta(message.payload),
         message.cross_root,
+        check_tick(message.after),
     )
 
 
@@ -488,6 +511,18 @@ _KINDS: list[tuple[str, type, Callable[[Any], Any], Callable[[Any], Message]]] =
         UserReceipt,
         lambda each: message_id_part(each.id),
         lambda each: UserReceipt(read_message_id(each)),
+    ),
+    (
+        "undelivered",
+        Undelivered,
+        lambda each: pb.CoherenceUndelivered(id=message_id_part(each.id), reason=each.reason.value),
+        _read_undelivered,
+    ),
+    (
+        "user_queued",
+        UserQueued,
+        lambda each: message_id_part(each.id),
+        lambda each: UserQueued(read_message_id(each)),
     ),
     (
         "backpressure",

@@ -105,7 +105,9 @@ def index_query(spec: Spec) -> IndexQuery:
     item = ItemId(message.item) if message.item else None
     asked = IndexQuery(PartyKey(message.party), query, item, message.sealed)
     _check_spec(asked, spec)
-    if _encode_spec(asked) != spec:
+    if (
+        _spec_bytes(asked, None if query is None else message.query) != spec
+    ):  # the query itself was found to be canonical
         raise MalformedIndex("not in canonical form")
     return asked
 
@@ -114,6 +116,10 @@ def _encode_spec(asked: IndexQuery) -> bytes:
     query = None
     if asked.query is not None:
         query = query_pb2.QuerySpec.FromString(query_bytes(asked.query))
+    return _spec_bytes(asked, query)
+
+
+def _spec_bytes(asked: IndexQuery, query: query_pb2.QuerySpec | None) -> bytes:
     return pb.IndexSpec(
         version=INDEX_VERSION, party=asked.party, query=query, item=asked.item or b"", sealed=asked.sealed
     ).SerializeToString(deterministic=True)

@@ -33,7 +33,7 @@ class Batches:
     def take(self, update: Update) -> tuple[tuple[PublishOp, ...], tuple[tuple[IssuedId, RejectReason], ...]] | None:
         """The operations of a batch to write, and those that break a rule. None: not its turn, or known."""
         arc = update.clock
-        if not self._is_next(update):
+        if not self.is_next(update):
             return None
         self.writing[arc] = update.tick
         allowed = self.arcs.allows(arc, update.tick)
@@ -48,7 +48,7 @@ class Batches:
                 good.append(op)
         return tuple(good), tuple(bad)
 
-    def _is_next(self, update: Update) -> bool:
+    def is_next(self, update: Update) -> bool:
         """No gap, no repetition."""
         arc = update.clock
         done = max(self.applied.get(arc, 0), self.writing.get(arc, 0))

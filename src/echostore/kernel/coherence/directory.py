@@ -66,10 +66,12 @@ above."""
 class Directory:
     """One link downwards."""
 
-    __slots__ = ("due", "generation", "marks", "records", "rejections", "sent", "told", "waits", "writable")
+    __slots__ = ("due", "generation", "marks", "records", "rejections", "sent", "told", "vector", "waits", "writable")
 
-    def __init__(self, generation: int, sent: int) -> None:
+    def __init__(self, generation: int, sent: int, *, vector: bool = False) -> None:
         self.generation = generation
+        self.vector = vector
+        """Whether the lower end is told of every feed how much a tick includes."""
         self.sent = sent
         """The tick that the link was told last."""
         self.records: dict[Spec, Record] = {}
@@ -182,6 +184,8 @@ class Directory:
             item = self._examine(spec, tick, holdings, codec)
             if item is not None:
                 items.append(item)
+        if len(specs) > SHARED_MAX:
+            self.marks = set(self.marks)  # a set that was large is slow to go through for as long as it lives
         items.extend(self.rejections)
         self.rejections = ()
         follows = tuple(FollowsEpoch(other, reached) for other, reached in sorted(self.due.items()))

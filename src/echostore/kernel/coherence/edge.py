@@ -59,6 +59,7 @@ from echostore.kernel.coherence.messages import (
     SystemId,
     Touched,
     Turn,
+    Undelivered,
     Update,
     UserMessage,
     UserReceipt,
@@ -128,7 +129,8 @@ class Edge:
 
     def _attach(self) -> Attach:
         assert self.nonce is not None, "an edge asks once a way up stands"
-        return Attach(self.nonce, self.system, False, self.cache.cur, self._below())
+        vector = any(each.vector for each in self.serving.links.values())
+        return Attach(self.nonce, self.system, False, self.cache.cur, self._below(), vector=vector)
 
     def _below(self) -> tuple[tuple[SystemId, Turn], ...]:
         """All systems below, each by its latest connection."""
@@ -213,7 +215,7 @@ class Edge:
                 return []
             case UserMessage():
                 return self._user_message(UP, message)
-            case UserReceipt(id):
+            case UserReceipt(id) | Undelivered(id):
                 return serving.to_system(id.sender, message)
             case Connectivity() | Backpressure():
                 return [serving.send(link, message) for link in serving.links]
@@ -265,11 +267,13 @@ class Edge:
         return [*effects, *self._attach_below(), *serving.wake(), *serving.release_messages()]
 
     def _follow(self, follows: tuple[FollowsEpoch, ...]) -> None:
-        """Each system below hears of its own clocks, and every one of other roots'."""
+        """Each system below hears of its own clocks, and of those that mean the same everywhere if it wants to."""
         serving = self.serving
         for each in follows:
-            of_root = each.clock.gen == 0
-            for directory in serving.links.values() if of_root else serving.directories(each.clock.system):
+            if each.clock.gen == 0:
+                serving.follow_feed(each.clock, each.tick)
+                continue
+            for directory in serving.directories(each.clock.system):
                 directory.follow(each.clock, each.tick)
             for directory in serving.waiting_for(each.clock, each.tick):
                 directory.follow(each.clock, each.tick)
@@ -347,7 +351,8 @@ class Edge:
             if link not in self.serving.links and self.serving.route(attach.below, link):
                 later = tuple(told for told in self.rejected if told.op.arc.system == each.system)
                 rejected = (*each.rejected, *(told for told in later if told not in each.rejected))
-                effects.append(self.serving.open(link, self._follows_of(each), rejected))
+                follows = self._follows_of(each)
+                effects.append(self.serving.open(link, follows, rejected, vector=attach.vector))
         coming = {attach.system for attach in self.attaching.values()}
         self.rejected = tuple(told for told in self.rejected if told.op.arc.system in coming)
         return effects
@@ -364,6 +369,8 @@ class Edge:
         if isinstance(message, Attach):
             if not message.turn:
                 self.attaching[link] = message
+            elif message.vector and link in serving.links:
+                serving.links[link].vector = True
             return self._up(self._forwarded(link, message))
         if link not in serving.links:
             return [Refusal(link, RejectReason.UNKNOWN_SYSTEM, f"{type(message).__name__} before Linked")]

@@ -7,7 +7,7 @@ Every Evaluate is answered by one Evaluated or Unavailable, every Commit by one 
 """
 
 from dataclasses import dataclass
-from typing import NewType
+from typing import NamedTuple, NewType
 
 from echostore.kernel.coherence.messages import (
     Arc,
@@ -16,6 +16,7 @@ from echostore.kernel.coherence.messages import (
     IndexValue,
     IssuedId,
     Message,
+    MessageId,
     PublishOp,
     RejectOp,
     RejectReason,
@@ -30,6 +31,9 @@ LinkId = NewType("LinkId", str)
 
 UP = LinkId("up")
 """The one link of an edge towards its root."""
+
+ROOTS = LinkId("roots")
+"""The way of a root to all others, where something is to be asked again."""
 
 
 # Links, for every system
@@ -161,6 +165,33 @@ class Excluded:
     rejected: tuple[RejectOp, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class RootMet:
+    """Another root of the party can be reached."""
+
+    root: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RootParted:
+    root: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FromRoot:
+    """Said by another root of the party."""
+
+    root: bytes
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """A message between roots has waited for too long."""
+
+    id: MessageId
+
+
 # What a leaf is told by its application
 
 
@@ -212,7 +243,6 @@ class Post:
     type: str
     payload: bytes
     context: Context = ()
-    cross_root: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +269,10 @@ Event = (
     | Unavailable
     | Committed
     | Excluded
+    | RootMet
+    | RootParted
+    | FromRoot
+    | GiveUp
     | Want
     | Publish
     | WaitFor
@@ -353,9 +387,51 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Sideways:
-    """A message for a system of another root."""
+    """Something for another root, by its name: to be sent if the two are connected."""
 
-    message: UserMessage
+    root: bytes
+    message: Message
 
 
-Effect = Send | Evaluate | Unwatch | Commit | Changed | Told | Lost | Delivered | Slow | Refusal | Drop | Cut | Sideways
+class KeptRow(NamedTuple):
+    """One thing about a message between roots that must not be forgotten; None: it may be."""
+
+    kind: str
+    id: MessageId
+    target: SystemId
+    value: UserMessage | RejectReason | int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """These are on disk before any effect that follows is carried out."""
+
+    rows: tuple[KeptRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NotDelivered:
+    """A message of the application was given up."""
+
+    id: MessageId
+    target: SystemId
+    reason: RejectReason
+
+
+Effect = (
+    Send
+    | Evaluate
+    | Unwatch
+    | Commit
+    | Changed
+    | Told
+    | Lost
+    | Delivered
+    | NotDelivered
+    | Slow
+    | Refusal
+    | Drop
+    | Cut
+    | Sideways
+    | Keep
+)

@@ -95,6 +95,22 @@ class Holdings:
             kept.sort(key=_newest_first)
         self._keep(spec, kept)
 
+    def succeed(self, spec: Spec, tick: int, value: IndexValue) -> None:
+        """Of one's own state, as `tick` follows on `cur`: what was live ends here, and this is live from then on.
+
+        It leaves what `end` and then `learn` would. A root does this with every tick, for a window's length of versions;
+        they follow on each other, so that those to be forgotten stand last.
+        """
+        assert tick == self.cur + 1, f"tick {tick} after {self.cur}"
+        versions = self._versions.get(spec, ())
+        if versions and versions[0].live:
+            versions = (self._ended(versions[0])._replace(live=False), *versions[1:])
+        floor = tick if self.floor is None else min(self.floor, tick)
+        kept = len(versions)
+        while kept and versions[kept - 1].max < floor:
+            kept -= 1
+        self._versions[spec] = (Version(tick, tick, value, live=True), *versions[:kept])
+
     def subscribe(self, spec: Spec, gm: int) -> bool:
         """The version that holds at `gm` is live, and no other one is."""
         found = False

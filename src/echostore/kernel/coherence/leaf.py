@@ -23,6 +23,7 @@ from echostore.kernel.coherence.events import (
     LinkClosed,
     LinkId,
     Lost,
+    NotDelivered,
     Offer,
     Opening,
     Post,
@@ -69,13 +70,14 @@ from echostore.kernel.coherence.messages import (
     Service,
     Spec,
     SystemId,
+    Undelivered,
     Update,
     UserMessage,
     UserReceipt,
     WaitForEpoch,
 )
 from echostore.kernel.coherence.outbox import BATCH_OPS_MAX, BATCHES_MAX, Outbox
-from echostore.kernel.coherence.posting import HELD_MAX, Receiver, Sender, satisfied
+from echostore.kernel.coherence.posting import CROSS_ROOT_STREAMS, HELD_MAX, Receiver, Sender, satisfied
 from echostore.kernel.coherence.services import Services
 from echostore.kernel.coherence.updates import UpdateReader
 from echostore.kernel.errors import Refused, UsageError
@@ -103,11 +105,14 @@ class Leaf:
         "services",
         "systems",
         "told",
+        "vector",
         "waits",
     )
 
-    def __init__(self, codec: Codec, home: LinkId) -> None:
+    def __init__(self, codec: Codec, home: LinkId, *, vector: bool = False) -> None:
+        """`vector`: hear of every feed how much a tick includes, to go on at another root of the party."""
         self.codec = codec
+        self.vector = vector
         self.home = home
         self.caches: dict[LinkId, Cache] = {home: Cache(codec)}
         self.readers: dict[LinkId, UpdateReader] = {home: UpdateReader()}
@@ -193,10 +198,18 @@ class Leaf:
         """Whether all batches are in the state, and what of them was rejected is told: what a release fence waits for."""
         return not self.outbox.batches
 
+    @property
+    def asks(self) -> bool:
+        """Whether anything is awaited from home."""
+        home = self.caches[self.home]
+        asked = home.opening is not None or home.wanted or self.waits or self.arcs.is_short
+        return bool(asked or self.sender.unreceived or self.outbox.to_send())
+
     # Links
 
     def join(self, link: LinkId) -> None:
-        """Another root to read from."""
+        """Another root to read from, before any link opens: each has to tell how much of the other it includes."""
+        self.vector = True
         self.caches.setdefault(link, Cache(self.codec))
         self.readers.setdefault(link, UpdateReader())
 
@@ -212,7 +225,8 @@ class Leaf:
 
     def _attach(self, link: LinkId) -> Attach:
         wants_arc = link == self.home and self.arcs.is_short
-        return Attach(self.nonces[link], self.systems.get(link), wants_arc, self.caches[link].cur)
+        seen = self.caches[link].cur
+        return Attach(self.nonces[link], self.systems.get(link), wants_arc, seen, vector=self.vector)
 
     def _break_off(self, link: LinkId) -> None:
         self.caches[link].close()
@@ -272,6 +286,9 @@ class Leaf:
             case UserReceipt():
                 self.sender.received(message)
                 return []
+            case Undelivered(id, reason):
+                given_up = self.sender.undelivered(message)
+                return [] if given_up is None else [NotDelivered(id, given_up.target, reason)]
             case Announce() | Deannounce():
                 self.services.take(message)
                 return []
@@ -415,8 +432,10 @@ class Leaf:
         sender = self.systems.get(self.home)
         if sender is None:
             raise Refused("this leaf has no name yet", next_step="Connect once.")
+        crosses = post.target.root != sender.root
+        stream = post.stream + (CROSS_ROOT_STREAMS if crosses else 0)
         message = UserMessage(
-            MessageId(sender, post.stream, 0), 0, post.target, post.context, post.type, post.payload, post.cross_root
+            MessageId(sender, stream, 0), 0, post.target, post.context, post.type, post.payload, crosses
         )
         numbered = self.sender.post(message)
         if numbered is None:

@@ -4,7 +4,8 @@
            an update: BeginUpdate, then Subscribed | Invalidate | Delta | RejectOp, then EndUpdate; or NullUpdate
     up     Attach ReleaseArc Acquire Touched Pin WaitForEpoch
            a batch: BeginUpdate, then PublishOp, then EndUpdate
-    both   Announce Deannounce Connectivity UserMessage UserReceipt
+    both   Announce Deannounce Connectivity UserMessage UserReceipt Undelivered
+    roots  the same five between two roots of a party, and UserQueued
 
 Its "epoch" is a *tick* here: the ticks of a root are its clock, and the batches of a leaf are the leaf's. Both are
 named by an `Arc`: a root's own is gen 0 of itself. Every index message is a fact about the root's history, true for
@@ -98,6 +99,8 @@ class RejectReason(StrEnum):
     """What it changes is not there any more."""
     EXPIRED = "expired"
     UNKNOWN_SYSTEM = "unknown-system"
+    FORGED = "forged"
+    """Not signed by the system that it is said to be of."""
 
 
 # Identifiers
@@ -110,7 +113,8 @@ class Attach:
     `system` is None when it has no name yet; the same question has the same `nonce`. `wants_arc`: it has no ids, or
     few. `seen` is the tick it has reached: it won't go back, and knows of rejections up to there. `below` are the
     systems that are reached through it, where it is an edge, each with its turn. `credential` is for the hosts: what
-    the system showed where it connected, added by the first edge on its way.
+    the system showed where it connected, added by the first edge on its way. `vector`: it wants to know of every feed how
+    much a tick includes, so that it can go on at another root.
     """
 
     nonce: int
@@ -120,6 +124,7 @@ class Attach:
     below: tuple[tuple[SystemId, Turn], ...] = ()
     turn: Turn = ()
     credential: bytes = b""
+    vector: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +230,8 @@ class Update:
     tick: int
     follows: tuple[FollowsEpoch, ...] = ()
     items: tuple[UpdateItem, ...] = ()
+    signature: bytes = b""
+    """Of a batch: by the leaf that wrote it. For the hosts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +263,7 @@ class EndUpdate:
     tick: int
     follows: tuple[FollowsEpoch, ...]
     lanes: tuple[tuple[int, int], ...]
+    signature: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,7 +394,8 @@ class Connectivity:
 class UserMessage:
     """From one application to another, at most once, and never before its context is there.
 
-    Those of the stream below `floor` were received, so nobody needs to remember them.
+    Those of the stream below `floor` were received, so nobody needs to remember them. Between roots those for one target
+    come in order: `after` is the place of the one before that may not be there yet, 0 when all are.
     """
 
     id: MessageId
@@ -396,11 +405,27 @@ class UserMessage:
     type: str
     payload: bytes
     cross_root: bool = False
+    after: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class UserReceipt:
     """The target has it; sent back to the sender."""
+
+    id: MessageId
+
+
+@dataclass(frozen=True, slots=True)
+class Undelivered:
+    """The message is given up, for this reason; sent back to the sender."""
+
+    id: MessageId
+    reason: RejectReason
+
+
+@dataclass(frozen=True, slots=True)
+class UserQueued:
+    """The root of the target has it on disk; said to the root of the sender."""
 
     id: MessageId
 
@@ -439,6 +464,8 @@ Message = (
     | Connectivity
     | UserMessage
     | UserReceipt
+    | Undelivered
+    | UserQueued
     | Backpressure
 )
 """Anything that a link carries. `Update` is a whole one, before it is cut into frames or after."""

@@ -12,13 +12,24 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from echostore.kernel.coherence.messages import Arc, Context, MessageId, SystemId, UserMessage, UserReceipt
+from echostore.kernel.coherence.messages import (
+    Arc,
+    Context,
+    MessageId,
+    SystemId,
+    Undelivered,
+    UserMessage,
+    UserReceipt,
+)
 
 ON_THE_WAY_MAX = 1024
 """Messages of one stream that the target may not have. It bounds what the target remembers above its mark."""
 
 STREAMS_MAX = 100_000
 """Streams that a target remembers. Messages of more are not taken."""
+
+CROSS_ROOT_STREAMS = 1 << 32
+"""Streams to other roots have numbers of their own from here on: a root that is away keeps no other stream waiting."""
 
 HELD_MAX = 10_000
 """Messages that a hop holds for their contexts; beyond it the link they came from is told to wait."""
@@ -46,18 +57,26 @@ class Sender:
         seq = self.seqs[stream] = self.seqs.get(stream, 0) + 1
         message = replace(message, id=message.id._replace(seq=seq))
         self.unreceived[stream, seq] = message
-        return self._with_floor(message)
+        return self._with_places(message)
 
     def pending(self) -> list[UserMessage]:
         """All that has to be sent again, oldest first."""
-        return [self._with_floor(self.unreceived[key]) for key in sorted(self.unreceived)]
+        return [self._with_places(self.unreceived[key]) for key in sorted(self.unreceived)]
 
     def received(self, receipt: UserReceipt) -> bool:
         return self.unreceived.pop((receipt.id.stream, receipt.id.seq), None) is not None
 
-    def _with_floor(self, message: UserMessage) -> UserMessage:
-        stream = message.id.stream
-        return replace(message, floor=min(seq for each, seq in self.unreceived if each == stream))
+    def undelivered(self, told: Undelivered) -> UserMessage | None:
+        """The message that was given up; None when that is known."""
+        return self.unreceived.pop((told.id.stream, told.id.seq), None)
+
+    def _with_places(self, message: UserMessage) -> UserMessage:
+        """With the first place of its stream that may not have come, and the one before it for the same target."""
+        stream, seq = message.id.stream, message.id.seq
+        open_places = [(each, other) for (of, each), other in self.unreceived.items() if of == stream]
+        before = [each for each, other in open_places if other.target == message.target and each < seq]
+        after = max(before, default=0) if message.cross_root else 0
+        return replace(message, floor=min(each for each, _ in open_places), after=after)
 
 
 class Window(NamedTuple):

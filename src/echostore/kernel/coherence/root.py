@@ -5,9 +5,13 @@ ever saw is taken back by a crash. A batch of operations becomes part of the sta
 next `Advanced`; both survive a restart with `Durable`.
 """
 
+from collections.abc import Callable
+
 from echostore.kernel.coherence.arcs import ArcLedger
 from echostore.kernel.coherence.batches import Batches
+from echostore.kernel.coherence.courier import Courier
 from echostore.kernel.coherence.events import (
+    ROOTS,
     Advanced,
     ChildOpened,
     Commit,
@@ -23,11 +27,16 @@ from echostore.kernel.coherence.events import (
     Excluded,
     Flush,
     Forget,
+    FromRoot,
+    GiveUp,
     LinkClosed,
     LinkId,
     Received,
     Refusal,
+    RootMet,
+    RootParted,
     Sideways,
+    Unanswered,
     Unavailable,
     Unwatch,
     Writable,
@@ -42,6 +51,7 @@ from echostore.kernel.coherence.messages import (
     Backpressure,
     BeginUpdate,
     Connectivity,
+    Context,
     Deannounce,
     EndUpdate,
     FollowsEpoch,
@@ -56,15 +66,20 @@ from echostore.kernel.coherence.messages import (
     PublishOp,
     RejectReason,
     ReleaseArc,
+    Service,
     Spec,
     SystemId,
     Touched,
     Turn,
+    Undelivered,
     Update,
     UserMessage,
+    UserQueued,
     UserReceipt,
     WaitForEpoch,
+    Witness,
 )
+from echostore.kernel.coherence.posting import satisfied
 from echostore.kernel.coherence.services import SERVICES_SPEC, Services
 from echostore.kernel.coherence.serving import Serving
 
@@ -78,11 +93,13 @@ class Root:
     __slots__ = (
         "batches",
         "clock",
+        "courier",
         "holdings",
         "others",
         "services",
         "services_changed",
         "serving",
+        "trusts",
         "unexposed",
         "window_ticks",
     )
@@ -95,10 +112,15 @@ class Root:
         tick: int = 0,
         batches: Batches | None = None,
         window_ticks: int = WINDOW_TICKS,
+        trusts: Callable[[LinkId, Update], bool] | None = None,
     ) -> None:
-        """After a restart: the last tick that was exposed, and the account of batches as it is on disk."""
+        """After a restart: the last tick that was exposed, and the account of batches as it is on disk.
+
+        `trusts` says of a batch whether the system that it is of wrote it as it came.
+        """
         self.clock = Arc(system)
         self.window_ticks = window_ticks
+        self.trusts = trusts
         self.holdings = Holdings(tick)
         self.holdings.floor = max(0, tick - window_ticks)
         self.batches = Batches(ArcLedger(system)) if batches is None else batches
@@ -109,9 +131,10 @@ class Root:
         )
         """Batches that are on disk and in no tick yet."""
         self.others: dict[Arc, int] = {}
-        """What the current tick includes of other roots."""
+        """What the current tick includes of other clocks that mean the same at every root: those of feeds."""
         self.services = Services()
         self.services_changed = False
+        self.courier = Courier(system.root)
 
     def receive(self, event: Event) -> list[Effect]:
         serving = self.serving
@@ -136,6 +159,8 @@ class Root:
                 return self._lost(serving.close(link))
             case Flush() | Writable() | Forget() | EvictRecord():
                 return serving.receive(event)
+            case RootMet() | RootParted() | FromRoot() | GiveUp() | Unanswered():
+                return self._sideways(event)
             case EvictEntry(spec):
                 if spec not in self.holdings:
                     return []
@@ -160,14 +185,12 @@ class Root:
             changes.update(self._services_changes())
             self.services_changed = False
         self.holdings.floor = max(0, min([event.tick - self.window_ticks, *self._pinned(event.tick)]))
-        for spec in changes:
-            self.holdings.end(spec)
-        self.holdings.cur = event.tick
         for spec, value in changes.items():
-            self.holdings.learn(spec, Version(event.tick, event.tick, value, live=True))
+            self.holdings.succeed(spec, event.tick, value)
+        self.holdings.cur = event.tick
         self.serving.mark(changes)
         self._expose(event)
-        return [*self.serving.wake(), *self.serving.release_messages()]
+        return [*self.serving.wake(), *self.serving.release_messages(), *(self._forward() if self.courier.held else ())]
 
     def _pinned(self, tick: int) -> list[int]:
         """Pins reach back at most twice as far as the window: one forgotten leaf does not hold all history."""
@@ -187,8 +210,7 @@ class Root:
         for each in event.follows:
             if each.tick > self.others.get(each.clock, 0):
                 self.others[each.clock] = each.tick
-                for directory in self.serving.links.values():
-                    directory.follow(each.clock, each.tick)
+                self.serving.follow_feed(each.clock, each.tick)
 
     def _services_changes(self) -> dict[Spec, IndexValue]:
         changes = {}
@@ -274,7 +296,7 @@ class Root:
             case UserMessage():
                 return self._user_message(link, message)
             case UserReceipt():
-                return serving.to_system(message.id.sender, message)
+                return self._receipt(link, message)
             case _:
                 return [Refusal(link, RejectReason.MALFORMED, f"{type(message).__name__} does not travel upwards")]
 
@@ -296,7 +318,8 @@ class Root:
             return [serving.send(link, Backpressure("attach", 30.0))]
         clocks = [clock for each in systems for clock in self._clocks(each)]
         follows = tuple(FollowsEpoch(clock, self.batches.exposed.get(clock, 0)) for clock in clocks)
-        follows += tuple(FollowsEpoch(clock, tick) for clock, tick in sorted(self.others.items()))
+        if attach.vector:
+            follows += tuple(FollowsEpoch(clock, tick) for clock, tick in sorted(self.others.items()))
         for clock in self._clocks(system):
             self.batches.seen(clock, attach.seen)
         missed = tuple(
@@ -305,14 +328,16 @@ class Root:
         if link in serving.links:
             effects.append(serving.send(link, Attached(attach.turn, system, self.holdings.cur, follows, missed)))
             serving.links[link].told.update((each.clock, each.tick) for each in follows)
+            serving.links[link].vector |= attach.vector
             effects += serving.flush(link)
         else:
-            effects.append(serving.open(link, follows, missed))
+            effects.append(serving.open(link, follows, missed, vector=attach.vector))
         if attach.wants_arc:
             grant = arcs.grant(system, attach.nonce)
             arcs.retire(system, self.batches.applied)
             effects.append(serving.send(link, grant))
-        return [*effects, *(serving.send(link, self._notify(each)) for each in clocks if each in self.batches.applied)]
+        effects += [serving.send(link, self._notify(each)) for each in clocks if each in self.batches.applied]
+        return [*effects, *(each for known in systems for each in self._hand_on(known))]
 
     def _clocks(self, system: SystemId) -> list[Arc]:
         gen = self.batches.arcs.gens.get(system, 0)
@@ -350,9 +375,12 @@ class Root:
             return [Refusal(link, RejectReason.UNKNOWN_SYSTEM, "a batch of a system that is not reached this way")]
         if update.tick <= self.batches.applied.get(update.clock, 0):  # it came before; whoever sent it did not hear so
             return [self.serving.send(link, self._notify(update.clock))]
-        taken = self.batches.take(update)
-        if taken is None:
+        if not self.batches.is_next(update):
             return []
+        if self.trusts is not None and not self.trusts(link, update):  # nor is its number used up
+            return [Refusal(link, RejectReason.FORGED, "a batch that its system did not sign")]
+        taken = self.batches.take(update)
+        assert taken is not None, "it is its turn"
         return [Commit(update.clock, update.tick, *taken)]
 
     def _wait(self, link: LinkId, clock: Arc, tick: int) -> list[Effect]:
@@ -366,13 +394,17 @@ class Root:
     def _announced(self, link: LinkId, message: Announce | Deannounce) -> list[Effect]:
         if not self.serving.leads_to(message.service.system, link):
             return [Refusal(link, RejectReason.UNKNOWN_SYSTEM, "a service of a system that is not reached this way")]
-        return self._services_news() if self.services.take(message) else []
+        if not self.services.take(message):
+            return []
+        return [*self._services_news(), *self._tell_roots(message)]
 
     def _lost(self, systems: list[tuple[SystemId, Turn]]) -> list[Effect]:
         """Systems can't be reached: what they offered is gone with them."""
         gone = [system for system, _ in systems if system not in self.serving.routes]
-        news = [self.services.lost(Connectivity(system, affects_all_services=True)) for system in gone]
-        return self._services_news() if any(news) else []
+        said = [Connectivity(system, affects_all_services=True) for system in gone]
+        news = [each for each in said if self.services.lost(each)]
+        told = [effect for each in news for effect in self._tell_roots(each)]
+        return [*self._services_news(), *told] if news else []
 
     def _services_news(self) -> list[Effect]:
         self.services_changed = True
@@ -388,8 +420,111 @@ class Root:
                 return [serving.send(link, Backpressure("messages", 1.0))]
             return [*passed, *self._include_context(message)] if message in serving.held else passed
         if message.target.root != self.clock.system.root and message.cross_root:
-            return [Sideways(message)]
+            posted = self.courier.post(message)
+            if posted is None:
+                return [serving.send(link, Backpressure("messages", 1.0))]
+            return [*self._aside(posted), *self._forward()]
+        if message.target.root == self.clock.system.root and message.target not in self.batches.arcs.gens:
+            return serving.to_system(message.id.sender, Undelivered(message.id, RejectReason.UNKNOWN_SYSTEM))
         return [serving.send(link, Connectivity(message.target, affects_all_services=False))]
+
+    def _receipt(self, link: LinkId, receipt: UserReceipt) -> list[Effect]:
+        courier, sender = self.courier, receipt.id.sender
+        if sender.root == self.clock.system.root:
+            return self.serving.to_system(sender, receipt)
+        pair = courier.where.get(receipt.id)
+        if pair is None:
+            return []
+        if not self.serving.leads_to(pair.target, link):
+            return [Refusal(link, RejectReason.UNKNOWN_SYSTEM, "a receipt for a message to another system")]
+        return [*courier.received(receipt.id), *self._hand_on(pair.target)]
+
+    # Other roots
+
+    def _sideways(self, event: RootMet | RootParted | FromRoot | GiveUp | Unanswered) -> list[Effect]:
+        courier = self.courier
+        match event:
+            case RootMet(root):
+                courier.meet(root)
+                return [*self._forward(), *(Sideways(root, each) for each in self._own_services())]
+            case RootParted(root):
+                courier.part(root)
+                return self._services_news() if self.services.forget_root(root) else []
+            case FromRoot(root, message):
+                return self._from_root(root, message) if root in courier.met else []
+            case GiveUp(id):
+                pair = courier.where.get(id)
+                given_up = self._aside(courier.give_up(id))
+                return [*given_up, *(self._forward() if pair is None else self._hand_on(pair.target))]
+            case Unanswered():
+                assert event.link == ROOTS, f"a root asks nobody above, {event}"
+                courier.ask_again()
+                return [*self._forward(), *self._hand_on(None)]
+
+    def _from_root(self, root: bytes, message: Message) -> list[Effect]:
+        """A root speaks of its own systems, and of messages to and from them; whatever else it says is refused."""
+        courier = self.courier
+        match message:
+            case UserMessage(id, _, target) if id.sender.root == root and target.root == self.clock.system.root:
+                taken = courier.take(root, message, self.batches.arcs.gens.__contains__)
+                return [*taken, *self._hand_on(target)]
+            case UserQueued(id):
+                return [*courier.queued(root, id), *self._forward()]
+            case UserReceipt() | Undelivered():
+                return [*self._aside(courier.over(root, message)), *self._forward()]
+            case Announce(service) | Deannounce(service) if service.system.root == root:
+                return self._services_news() if self.services.take(message) else []
+            case Connectivity(system) if system.root == root:
+                return self._services_news() if self.services.lost(message) else []
+            case Backpressure():
+                return []  # it stays, and goes again
+            case _:
+                return [
+                    Refusal(ROOTS, RejectReason.NOT_ALLOWED, f"{type(message).__name__} is not for this root to say")
+                ]
+
+    def _forward(self) -> list[Effect]:
+        return self._aside(self.courier.forward(lambda context: satisfied(context, self.reached), self._vector))
+
+    def _vector(self) -> Context:
+        """What the current tick includes, in words that every root understands."""
+        return tuple((Witness(clock, tick),) for clock, tick in sorted(self.others.items()))
+
+    def _aside(self, effects: list[Effect]) -> list[Effect]:
+        """What the courier says to its own root is for the sender below."""
+        own, found = self.clock.system.root, list[Effect]()
+        for each in effects:
+            if isinstance(each, Sideways) and each.root == own:
+                assert isinstance(each.message, UserReceipt | Undelivered), f"{each} is for nobody"
+                found += self.serving.to_system(each.message.id.sender, each.message)
+            else:
+                found.append(each)
+        return found
+
+    def _hand_on(self, target: SystemId | None) -> list[Effect]:
+        """To the systems below that are here, or to one: the next message of each sender of another root."""
+        effects: list[Effect] = []
+        for message in self.courier.heads(target) if self.courier.inbox else ():
+            if message.target in self.serving.routes:
+                effects += self.serving.pass_down(message) or []
+                if message in self.serving.held:
+                    effects += self._include_context(message)
+        return effects
+
+    def _own_services(self) -> list[Announce]:
+        own = self.clock.system.root
+        return [each for each in self.services.announcements() if each.service.system.root == own]
+
+    def _tell_roots(self, message: Announce | Deannounce | Connectivity) -> list[Effect]:
+        return [Sideways(root, message) for root in sorted(self.courier.met)]
+
+    def expire_service(self, service: Service) -> list[Effect]:
+        """Not heard of for too long. What other roots' systems offer lasts as long as the way to their root."""
+        register = self.services.registers.get(service)
+        if register is None or service.system.root != self.clock.system.root or not self.services.expire(service):
+            return []
+        self.services_changed = True
+        return [Cut(), *self._tell_roots(Deannounce(service, register.gen, register.seq + 1))]
 
     def _include_context(self, message: UserMessage) -> list[Effect]:
         """The links to its target are told of what they wait for, where it is included already: nothing else would."""

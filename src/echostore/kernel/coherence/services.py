@@ -69,6 +69,21 @@ class Services:
         """Not heard of for too long."""
         return self.registers.pop(service, None) is not None
 
+    def forget_root(self, root: bytes) -> bool:
+        """A root can't be reached: what its systems offer is told anew when it is back."""
+        gone = [service for service in self.registers if service.system.root == root]
+        for service in gone:
+            del self.registers[service]
+        self.unreachable = frozenset(system for system in self.unreachable if system.root != root)
+        return bool(gone)
+
+    def announcements(self) -> list[Announce]:
+        """All that is offered, as it was said."""
+        return [
+            Announce(service, self.registers[service].gen, self.registers[service].seq, detail)
+            for service, detail in self.offered()
+        ]
+
     def offered(self, prefix: str = "") -> list[tuple[Service, bytes]]:
         return [
             (service, register.detail)

@@ -109,10 +109,17 @@ class Serving:
         self.readers[link] = UpdateReader()
         return lost
 
-    def open(self, link: LinkId, follows: tuple[FollowsEpoch, ...], rejected: tuple[RejectOp, ...] = ()) -> Send:
+    def open(
+        self,
+        link: LinkId,
+        follows: tuple[FollowsEpoch, ...],
+        rejected: tuple[RejectOp, ...] = (),
+        *,
+        vector: bool = False,
+    ) -> Send:
         """The link stands, at the current tick. What was rejected meanwhile comes in the same message as the tick."""
         assert self.clock is not None, "a link is opened by a system that knows its root"
-        directory = Directory(self.generations[link], self.holdings.cur)
+        directory = Directory(self.generations[link], self.holdings.cur, vector=vector)
         directory.told.update((each.clock, each.tick) for each in follows)
         self.links[link] = directory
         return self.send(link, Linked(self.clock, self.holdings.cur, follows, rejected))
@@ -169,6 +176,12 @@ class Serving:
     def directories(self, system: SystemId) -> list[Directory]:
         """The links over which a system is reached."""
         return [self.links[link] for link in self.routes.get(system, ()) if link in self.links]
+
+    def follow_feed(self, clock: Arc, tick: int) -> None:
+        """A clock that is nobody's below: those are told who asked to hear of all, or who wait for it."""
+        for each in self.links.values():
+            if each.vector or 0 < each.waits.get(clock, 0) <= tick:
+                each.follow(clock, tick)
 
     def waiting_for(self, clock: Arc, tick: int) -> list[Directory]:
         """The links whose lower end waits for a tick of this clock, up to this one."""

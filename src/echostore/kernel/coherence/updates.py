@@ -45,7 +45,7 @@ def frames_of(update: Update, lanes: int = 1) -> list[Frame]:
         items.append(LaneItem(update.clock, update.tick, lane, counts[lane], item))
         counts[lane] += 1
     manifest = tuple((lane, count) for lane, count in enumerate(counts) if count)
-    end = EndUpdate(update.clock, update.prev, update.tick, update.follows, manifest)
+    end = EndUpdate(update.clock, update.prev, update.tick, update.follows, manifest, update.signature)
     begin: list[Frame] = [BeginUpdate(update.clock, update.prev, update.tick)] if lanes == 1 else []
     return [*begin, *items, end]
 
@@ -56,6 +56,7 @@ class Manifest(NamedTuple):
     prev: int
     follows: tuple[FollowsEpoch, ...]
     lanes: tuple[tuple[int, int], ...]
+    signature: bytes = b""
 
 
 class UpdateReader:
@@ -80,10 +81,12 @@ class UpdateReader:
             return None
         if isinstance(frame, LaneItem):
             return self._take_item(key, frame)
-        follows, lanes = (frame.follows, frame.lanes) if isinstance(frame, EndUpdate) else ((), ())
-        if len({lane for lane, _ in lanes}) != len(lanes) or any(lane >= LANES_MAX for lane, _ in lanes):
+        said = Manifest(frame.prev, (), ())
+        if isinstance(frame, EndUpdate):
+            said = Manifest(frame.prev, frame.follows, frame.lanes, frame.signature)
+        if len({lane for lane, _ in said.lanes}) != len(said.lanes) or any(lane >= LANES_MAX for lane, _ in said.lanes):
             return "a manifest with a lane twice, or with one that can't be"
-        if self.manifests.setdefault(key, Manifest(frame.prev, follows, lanes)) != Manifest(frame.prev, follows, lanes):
+        if self.manifests.setdefault(key, said) != said:
             return "two manifests for one tick"
         return "too many updates wait" if len(self.manifests) > PENDING_UPDATES_MAX else None
 
@@ -106,7 +109,7 @@ class UpdateReader:
                 if items is None:
                     return None
                 self._forget(clock, tick)
-                return Update(clock, manifest.prev, tick, manifest.follows, items)
+                return Update(clock, manifest.prev, tick, manifest.follows, items, manifest.signature)
         return None
 
     def _whole(self, clock: Arc, tick: int, manifest: Manifest) -> tuple[UpdateItem, ...] | None:

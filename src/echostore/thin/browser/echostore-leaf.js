@@ -161,7 +161,7 @@ const SCHEMA = {
   Witness: { clock: [1, "Arc"], tick: [2, "u"] },
   Attach: {
     nonce: [1, "F"], system: [2, "System"], wantsArc: [3, "B"], seen: [4, "u"], below: [5, "Turned", "r"],
-    turn: [6, "u", "r"], credential: [7, "b"],
+    turn: [6, "u", "r"], credential: [7, "b"], vector: [8, "B"],
   },
   Attached: { turn: [1, "u", "r"], system: [2, "System"], tick: [3, "u"], follows: [4, "Witness", "r"], rejected: [5, "RejectOp", "r"] },
   GrantSystemId: { nonce: [1, "F"], system: [2, "System"], turn: [3, "u", "r"] },
@@ -175,9 +175,12 @@ const SCHEMA = {
   },
   EndUpdate: {
     clock: [1, "Arc"], prev: [2, "u"], tick: [3, "u"], follows: [4, "Witness", "r"], lanes: [5, "u", "r"],
-    counts: [6, "u", "r"],
+    counts: [6, "u", "r"], signature: [7, "b"],
   },
-  Update: { clock: [1, "Arc"], prev: [2, "u"], tick: [3, "u"], follows: [4, "Witness", "r"], items: [5, "UpdateItem", "r"] },
+  Update: {
+    clock: [1, "Arc"], prev: [2, "u"], tick: [3, "u"], follows: [4, "Witness", "r"], items: [5, "UpdateItem", "r"],
+    signature: [6, "b"],
+  },
   UpdateItem: {
     subscribed: [1, "Subscribed"], invalidate: [2, "b", "o"], delta: [3, "Delta"], rejectOp: [4, "RejectOp"],
     publishOp: [5, "PublishOp"],
@@ -199,8 +202,9 @@ const SCHEMA = {
   Clause: { witnesses: [1, "Witness", "r"] },
   UserMessage: {
     id: [1, "MessageId"], floor: [2, "u"], target: [3, "System"], context: [4, "Clause", "r"], type: [5, "s"],
-    payload: [6, "b"], crossRoot: [7, "B"],
+    payload: [6, "b"], crossRoot: [7, "B"], after: [8, "u"],
   },
+  Undelivered: { id: [1, "MessageId"], reason: [2, "s"] },
   Backpressure: { what: [1, "s"], retryAfterS: [2, "d"] },
   Capability: { body: [1, "b"], signature: [2, "b"] },
   CapabilityBody: { party: [1, "b"], issuer: [2, "b"], sealers: [10, "b", "r"] }, // the rest is for the other side
@@ -212,7 +216,7 @@ const SCHEMA = {
     pin: [18, "Pin"], notifyReplicated: [19, "NotifyReplicated"], waitForEpoch: [20, "Witness"],
     announce: [21, "Announce"], deannounce: [22, "Announce"], connectivity: [23, "Connectivity"],
     userMessage: [24, "UserMessage"], userReceipt: [25, "MessageId"], backpressure: [26, "Backpressure"],
-    update: [27, "Update"],
+    update: [27, "Update"], undelivered: [28, "Undelivered"], userQueued: [29, "MessageId"],
   },
 };
 
@@ -643,6 +647,19 @@ export function readItems(value) {
 
 const SEAL_TAG = new TextEncoder().encode("echostore/index-seal/2");
 
+// What a leaf signs of a batch: its arc, its number, that of its first operation, and the hash of all.
+export function batchStatement(batch) {
+  const number = (value) => {
+    const data = new Uint8Array(8);
+    new DataView(data.buffer).setBigUint64(0, BigInt(value));
+    return data;
+  };
+  const { system, gen } = batch.arc;
+  const arc = joined(system.root, number(system.path.length), ...system.path.map(number), number(gen));
+  const ops = batch.ops.map((op) => joined(arc, number(op.n), number(op.object.length), op.object, number(op.delta.length), op.delta));
+  return joined(BATCH_TAG, arc, number(batch.number), number(batch.ops[0]?.n ?? 0), sha256(joined(...ops)));
+}
+
 // What the root's device signs for a sealed value: the items as they are shown, in this order, as the answer to this spec.
 export function sealStatement(spec, value) {
   const listed = decode("IndexValue", value).items.map((each) => {
@@ -780,6 +797,53 @@ export class Holdings {
   keep(key, versions) {
     const floor = this.floor === null ? this.cur : Math.min(this.floor, this.cur);
     this.versions.set(key, versions.filter((version, place) => place === 0 || version.live || version.max >= floor));
+  }
+}
+
+const TOUCHED_MAX = 1000;
+
+// Which indexes are read here, as the system above is told: it sends deltas of an index only while they cost less than the
+// value, counted from the last word that it is read. That word is gathered, except where an index is read and no further
+// delta would come without it.
+export class Touches {
+  constructor() {
+    this.read = new Map(); // key -> spec: read since the last word
+    this.spent = new Map(); // key -> bytes of deltas since the last word
+    this.pressing = new Set();
+  }
+  // An index is read; whether that should be told at once.
+  note(key, spec) {
+    if (this.read.size < TOUCHED_MAX) this.read.set(key, spec);
+    return this.pressing.has(key);
+  }
+  // Counts the deltas of an update that was applied.
+  received(items, holdings) {
+    for (const { delta, invalidate } of items) {
+      if (invalidate) this.told(keyOf(invalidate));
+      if (!delta) continue;
+      const key = keyOf(delta.spec);
+      const spent = (this.spent.get(key) ?? 0) + delta.patch.length;
+      this.spent.set(key, spent);
+      const version = holdings.newest(key);
+      if (version !== null && spent + delta.patch.length > version.value.length) this.pressing.add(key);
+    }
+  }
+  // The system above counts from here on: it was told of a read, or gave the value.
+  told(key) {
+    this.spent.delete(key);
+    this.pressing.delete(key);
+  }
+  // What to tell; it is told then.
+  take() {
+    const specs = [...this.read.values()];
+    for (const key of this.read.keys()) this.told(key);
+    this.read.clear();
+    return specs;
+  }
+  // Another link: all is counted anew.
+  clear() {
+    this.spent.clear();
+    this.pressing.clear();
   }
 }
 
@@ -1049,9 +1113,9 @@ export class Outbox {
     const ops = batch.ops.map((op) => ({ publishOp: { op: { arc: batch.arc, n: op.n }, object: op.object, delta: op.delta } }));
     const span = { clock: batch.arc, prev: batch.number - 1, tick: batch.number };
     const size = batch.ops.reduce((sum, op) => sum + op.object.length + op.delta.length, 0);
-    if (size <= UPDATE_BYTES_MAX) return [["update", { ...span, follows: [], items: ops }]];
+    if (size <= UPDATE_BYTES_MAX) return [["update", { ...span, follows: [], items: ops, batch }]];
     const items = ops.map((op, index) => ["laneItem", { clock: batch.arc, tick: batch.number, lane: 0, index, ...op }]);
-    return [["beginUpdate", span], ...items, ["endUpdate", { ...span, follows: [], lanes: [0], counts: [items.length] }]];
+    return [["beginUpdate", span], ...items, ["endUpdate", { ...span, follows: [], lanes: [0], counts: [items.length], batch }]];
   }
 }
 
@@ -1280,8 +1344,8 @@ function pairs(map) {
 
 // A leaf without sockets and clocks. `send(kind, message)` is called for what goes up, `changed(keys | null)` when answers may be others.
 export class LeafMachine {
-  constructor({ send, changed, told, delivered, lost }) {
-    Object.assign(this, { send, changed, told, delivered, lost });
+  constructor({ send, changed, told, delivered, lost, givenUp = () => undefined }) {
+    Object.assign(this, { send, changed, told, delivered, lost, givenUp });
     this.cache = new Cache();
     this.reader = new UpdateReader();
     this.outbox = new Outbox();
@@ -1296,6 +1360,7 @@ export class LeafMachine {
     this.offers = new Map(); // name -> { seq, detail }
     this.rejections = new Map(); // "gen.n" -> what was told of that operation: once, however often it comes
     this.slowUntil = 0;
+    this.touches = new Touches();
   }
 
   state() {
@@ -1390,20 +1455,24 @@ export class LeafMachine {
 
   post(target, stream, type, payload, context) {
     if (this.system === null) throw new EchoError("E-REFUSED", "this leaf has no name yet", "Connect once.");
+    const crossRoot = hex(target.root) !== hex(this.system.root);
+    if (crossRoot) stream += CROSS_ROOT_STREAMS;
     const seq = (this.seqs.get(stream) ?? 0) + 1;
     if ([...this.unreceived.keys()].filter((each) => each.startsWith(`${stream}.`)).length >= 1024) {
       throw new EchoError("E-REFUSED", "too many messages are on their way", "Wait until some have arrived.");
     }
     this.seqs.set(stream, seq);
-    const message = { id: { sender: this.system, stream, seq }, floor: 0, target, context: context.map((witnesses) => ({ witnesses })), type, payload };
+    const message = { id: { sender: this.system, stream, seq }, floor: 0, target, context: context.map((witnesses) => ({ witnesses })), type, payload, crossRoot };
     this.unreceived.set(`${stream}.${seq}`, message);
     return message;
   }
 
   withFloor(message) {
-    const { stream } = message.id;
-    const seqs = [...this.unreceived.values()].filter((each) => each.id.stream === stream).map((each) => each.id.seq);
-    return { ...message, floor: Math.min(...seqs) };
+    const { stream, seq } = message.id;
+    const open = [...this.unreceived.values()].filter((each) => each.id.stream === stream);
+    const before = open.filter((each) => each.id.seq < seq && systemText(each.target) === systemText(message.target));
+    const after = message.crossRoot ? Math.max(0, ...before.map((each) => each.id.seq)) : 0;
+    return { ...message, floor: Math.min(...open.map((each) => each.id.seq)), after };
   }
 
   offer(name, detail) {
@@ -1441,6 +1510,7 @@ export class LeafMachine {
     const { cache, outbox } = this;
     if (kind === "linked") {
       if (!cache.open(generation, message)) return;
+      this.touches.clear();
       for (const each of message.rejected) this.rejected(each);
       this.followed();
       if (!outbox.isShort) this.nonce = null;
@@ -1471,6 +1541,7 @@ export class LeafMachine {
       this.reader.take(kind, message, cache.cur);
       for (let update; (update = this.reader.next(cache.cur)) !== null; ) this.update(update);
     } else if (kind === "grant") {
+      if ((message.at ?? null) === null) this.touches.told(keyOf(message.spec));
       const taken = cache.grant(message);
       if (taken === true) this.changed(new Set([keyOf(message.spec)]));
       else if (taken) this.up("acquire", taken);
@@ -1493,14 +1564,26 @@ export class LeafMachine {
     } else if (kind === "userReceipt") {
       this.unreceived.delete(`${message.stream}.${message.seq}`);
       this.changed(new Set());
+    } else if (kind === "undelivered") {
+      const given = this.unreceived.get(`${message.id.stream}.${message.id.seq}`);
+      if (given !== undefined) {
+        this.unreceived.delete(`${message.id.stream}.${message.id.seq}`);
+        this.givenUp(given, message.reason);
+        this.changed(new Set());
+      }
     } else if (kind === "backpressure") {
       this.slowUntil = Date.now() + 1000 * Math.min(3600, Math.max(0, message.retryAfterS));
     }
   }
 
+  sayWhatIsRead() {
+    if (this.linked) this.up("touched", { specs: this.touches.take() });
+  }
+
   update(update) {
     const said = this.cache.apply(update);
     if (said === null) return;
+    this.touches.received(update.items, this.cache.holdings);
     const rejected = update.items.filter((each) => each.rejectOp);
     for (const each of rejected) this.rejected(each.rejectOp);
     const batches = this.followed();
@@ -1556,6 +1639,8 @@ function messageName(message) {
 
 const SUBPROTOCOL = "echostore-coherence-2";
 const PROOF_TAG = TEXT.encode("echostore:thin:1\0");
+const BATCH_TAG = TEXT.encode("echostore:thin-batch:1\0");
+const CROSS_ROOT_STREAMS = 2 ** 32;
 const LINK_MS = 10000;
 const ASK_MS = 1000;
 const ASK_MS_MAX = 30000;
@@ -1602,17 +1687,23 @@ export class Party {
     this.conditions = [];
     this.watches = new Set();
     this.listeners = new Set();
-    this.touched = new Map();
     this.open = null;
     this.undelivered = [];
     this.onMessageFn = null;
     this.onRejectedFn = null;
+    this.onUndeliveredFn = null;
+    this.signs = false;
+    this.saying = Promise.resolve();
     this.saving = Promise.resolve();
     this.dirty = false;
     this.askWait = ASK_MS;
     this.askAt = 0;
     this.machine = new LeafMachine({
-      send: (kind, message, generation) => this.transmit(encodeFrame(generation, kind, message)),
+      send: (kind, message, generation) => this.say(kind, message, generation),
+      givenUp: (message, reason) => {
+        this.dirty = true;
+        this.onUndeliveredFn?.({ target: systemText(message.target), type: message.type, reason });
+      },
       changed: (keys) => this.changed(keys),
       told: (rejection) => this.onRejectedFn?.(rejection),
       delivered: (message) => {
@@ -1917,6 +2008,7 @@ export class Party {
           this.feed = unhex(answer.feed);
           this.url = url;
           this.rights = answer.read ?? [];
+          this.signs = answer.sign === true;
           generation = BigInt(answer.generation);
           this.machine.opening(generation, randomNonce());
         } else {
@@ -1960,6 +2052,23 @@ export class Party {
     this.tellStatus();
   }
 
+  // Behind an edge a batch is signed: the root takes nobody's word for what this leaf wrote. Nothing overtakes it meanwhile.
+  say(kind, message, generation) {
+    if (!this.signs) {
+      this.transmit(encodeFrame(generation, kind, message));
+      return;
+    }
+    const { socket } = this;
+    this.saying = this.saying.then(async () => {
+      const signature = message.batch ? await sign(this.signing, batchStatement(message.batch)) : undefined;
+      if (this.socket === socket) this.transmit(encodeFrame(generation, kind, signature ? { ...message, signature } : message));
+    });
+  }
+
+  onUndelivered(fn) {
+    this.onUndeliveredFn = fn;
+  }
+
   transmit(frame) {
     if (this.socket?.readyState === 1) this.socket.send(frame);
   }
@@ -1980,10 +2089,7 @@ export class Party {
         this.announcedAt = now;
         machine.announce();
       }
-      if (machine.linked && this.touched.size) {
-        machine.up("touched", { specs: [...this.touched.values()] });
-        this.touched.clear();
-      }
+      if (machine.touches.read.size) machine.sayWhatIsRead();
     }
     if (this.dirty) this.save().catch((error) => (this.lastError = error));
   }
@@ -2096,7 +2202,7 @@ export class Party {
     if (found) return found;
     const version = this.machine.cache.read(key);
     if (version === null) return null;
-    this.touched.set(key, spec);
+    if (this.machine.touches.note(key, spec)) this.machine.sayWhatIsRead();
     this.machine.want(spec); // no question if its changes are told
     if (asked.sealed && this.unsealed.get(key) !== version.value) {
       this.checkedSeal(spec, version.value).then(() => this.changed(new Set([key])), (error) => (this.lastError = error));

@@ -51,6 +51,8 @@ class CoherenceFrame(_message.Message):
     USER_RECEIPT_FIELD_NUMBER: _builtins.int
     BACKPRESSURE_FIELD_NUMBER: _builtins.int
     UPDATE_FIELD_NUMBER: _builtins.int
+    UNDELIVERED_FIELD_NUMBER: _builtins.int
+    USER_QUEUED_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     @_builtins.property
     def attach(self) -> Global___CoherenceAttach: ...
@@ -106,6 +108,12 @@ class CoherenceFrame(_message.Message):
     def backpressure(self) -> Global___CoherenceBackpressure: ...
     @_builtins.property
     def update(self) -> Global___CoherenceUpdate: ...
+    @_builtins.property
+    def undelivered(self) -> Global___CoherenceUndelivered: ...
+    @_builtins.property
+    def user_queued(self) -> Global___CoherenceMessageId:
+        """between roots alone"""
+
     def __init__(
         self,
         *,
@@ -136,12 +144,14 @@ class CoherenceFrame(_message.Message):
         user_receipt: Global___CoherenceMessageId | None = ...,
         backpressure: Global___CoherenceBackpressure | None = ...,
         update: Global___CoherenceUpdate | None = ...,
+        undelivered: Global___CoherenceUndelivered | None = ...,
+        user_queued: Global___CoherenceMessageId | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "announce", b"announce", "attach", b"attach", "attached", b"attached", "backpressure", b"backpressure", "begin_update", b"begin_update", "connectivity", b"connectivity", "deannounce", b"deannounce", "denied", b"denied", "end_update", b"end_update", "gone", b"gone", "grant", b"grant", "grant_arc", b"grant_arc", "grant_system_id", b"grant_system_id", "kind", b"kind", "lane_item", b"lane_item", "linked", b"linked", "notify_replicated", b"notify_replicated", "null_update", b"null_update", "pin", b"pin", "reject_op", b"reject_op", "release_arc", b"release_arc", "touched", b"touched", "update", b"update", "user_message", b"user_message", "user_receipt", b"user_receipt", "wait_for_epoch", b"wait_for_epoch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "announce", b"announce", "attach", b"attach", "attached", b"attached", "backpressure", b"backpressure", "begin_update", b"begin_update", "connectivity", b"connectivity", "deannounce", b"deannounce", "denied", b"denied", "end_update", b"end_update", "gone", b"gone", "grant", b"grant", "grant_arc", b"grant_arc", "grant_system_id", b"grant_system_id", "kind", b"kind", "lane_item", b"lane_item", "linked", b"linked", "notify_replicated", b"notify_replicated", "null_update", b"null_update", "pin", b"pin", "reject_op", b"reject_op", "release_arc", b"release_arc", "touched", b"touched", "undelivered", b"undelivered", "update", b"update", "user_message", b"user_message", "user_queued", b"user_queued", "user_receipt", b"user_receipt", "wait_for_epoch", b"wait_for_epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "announce", b"announce", "attach", b"attach", "attached", b"attached", "backpressure", b"backpressure", "begin_update", b"begin_update", "connectivity", b"connectivity", "deannounce", b"deannounce", "denied", b"denied", "end_update", b"end_update", "generation", b"generation", "gone", b"gone", "grant", b"grant", "grant_arc", b"grant_arc", "grant_system_id", b"grant_system_id", "kind", b"kind", "lane_item", b"lane_item", "linked", b"linked", "notify_replicated", b"notify_replicated", "null_update", b"null_update", "pin", b"pin", "reject_op", b"reject_op", "release_arc", b"release_arc", "touched", b"touched", "update", b"update", "user_message", b"user_message", "user_receipt", b"user_receipt", "wait_for_epoch", b"wait_for_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "announce", b"announce", "attach", b"attach", "attached", b"attached", "backpressure", b"backpressure", "begin_update", b"begin_update", "connectivity", b"connectivity", "deannounce", b"deannounce", "denied", b"denied", "end_update", b"end_update", "generation", b"generation", "gone", b"gone", "grant", b"grant", "grant_arc", b"grant_arc", "grant_system_id", b"grant_system_id", "kind", b"kind", "lane_item", b"lane_item", "linked", b"linked", "notify_replicated", b"notify_replicated", "null_update", b"null_update", "pin", b"pin", "reject_op", b"reject_op", "release_arc", b"release_arc", "touched", b"touched", "undelivered", b"undelivered", "update", b"update", "user_message", b"user_message", "user_queued", b"user_queued", "user_receipt", b"user_receipt", "wait_for_epoch", b"wait_for_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attach", "attached", "grant_system_id", "grant_arc", "release_arc", "linked", "begin_update", "lane_item", "end_update", "null_update", "reject_op", "acquire", "grant", "gone", "denied", "touched", "pin", "notify_replicated", "wait_for_epoch", "announce", "deannounce", "connectivity", "user_message", "user_receipt", "backpressure", "update"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attach", "attached", "grant_system_id", "grant_arc", "release_arc", "linked", "begin_update", "lane_item", "end_update", "null_update", "reject_op", "acquire", "grant", "gone", "denied", "touched", "pin", "notify_replicated", "wait_for_epoch", "announce", "deannounce", "connectivity", "user_message", "user_receipt", "backpressure", "update", "undelivered", "user_queued"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -278,11 +288,14 @@ class CoherenceAttach(_message.Message):
     BELOW_FIELD_NUMBER: _builtins.int
     TURN_FIELD_NUMBER: _builtins.int
     CREDENTIAL_FIELD_NUMBER: _builtins.int
+    VECTOR_FIELD_NUMBER: _builtins.int
     nonce: _builtins.int
     wants_arc: _builtins.bool
     seen: _builtins.int
     credential: _builtins.bytes
     """a LeafCredential, of a system behind an edge"""
+    vector: _builtins.bool
+    """tell what each tick includes of every feed"""
     @_builtins.property
     def system(self) -> Global___CoherenceSystem:
         """absent: it has no name yet"""
@@ -301,10 +314,11 @@ class CoherenceAttach(_message.Message):
         below: _abc.Iterable[Global___CoherenceTurned] | None = ...,
         turn: _abc.Iterable[_builtins.int] | None = ...,
         credential: _builtins.bytes = ...,
+        vector: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["system", b"system"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["below", b"below", "credential", b"credential", "nonce", b"nonce", "seen", b"seen", "system", b"system", "turn", b"turn", "wants_arc", b"wants_arc"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["below", b"below", "credential", b"credential", "nonce", b"nonce", "seen", b"seen", "system", b"system", "turn", b"turn", "vector", b"vector", "wants_arc", b"wants_arc"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -540,8 +554,11 @@ class CoherenceEndUpdate(_message.Message):
     FOLLOWS_FIELD_NUMBER: _builtins.int
     LANES_FIELD_NUMBER: _builtins.int
     COUNTS_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
     prev: _builtins.int
     tick: _builtins.int
+    signature: _builtins.bytes
+    """of a batch: by the key of the leaf that wrote it"""
     @_builtins.property
     def clock(self) -> Global___CoherenceArc: ...
     @_builtins.property
@@ -561,10 +578,11 @@ class CoherenceEndUpdate(_message.Message):
         follows: _abc.Iterable[Global___CoherenceWitness] | None = ...,
         lanes: _abc.Iterable[_builtins.int] | None = ...,
         counts: _abc.Iterable[_builtins.int] | None = ...,
+        signature: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "counts", b"counts", "follows", b"follows", "lanes", b"lanes", "prev", b"prev", "tick", b"tick"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "counts", b"counts", "follows", b"follows", "lanes", b"lanes", "prev", b"prev", "signature", b"signature", "tick", b"tick"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -581,8 +599,11 @@ class CoherenceUpdate(_message.Message):
     TICK_FIELD_NUMBER: _builtins.int
     FOLLOWS_FIELD_NUMBER: _builtins.int
     ITEMS_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
     prev: _builtins.int
     tick: _builtins.int
+    signature: _builtins.bytes
+    """of a batch: by the key of the leaf that wrote it"""
     @_builtins.property
     def clock(self) -> Global___CoherenceArc: ...
     @_builtins.property
@@ -597,10 +618,11 @@ class CoherenceUpdate(_message.Message):
         tick: _builtins.int = ...,
         follows: _abc.Iterable[Global___CoherenceWitness] | None = ...,
         items: _abc.Iterable[Global___CoherenceUpdateItem] | None = ...,
+        signature: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "follows", b"follows", "items", b"items", "prev", b"prev", "tick", b"tick"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "follows", b"follows", "items", b"items", "prev", b"prev", "signature", b"signature", "tick", b"tick"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1053,10 +1075,13 @@ class CoherenceUserMessage(_message.Message):
     TYPE_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
     CROSS_ROOT_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
     floor: _builtins.int
     type: _builtins.str
     payload: _builtins.bytes
     cross_root: _builtins.bool
+    after: _builtins.int
+    """the place of the one before it for the same target that may not be there yet; 0: all are"""
     @_builtins.property
     def id(self) -> Global___CoherenceMessageId: ...
     @_builtins.property
@@ -1073,14 +1098,38 @@ class CoherenceUserMessage(_message.Message):
         type: _builtins.str = ...,
         payload: _builtins.bytes = ...,
         cross_root: _builtins.bool = ...,
+        after: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "cross_root", b"cross_root", "floor", b"floor", "id", b"id", "payload", b"payload", "target", b"target", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "context", b"context", "cross_root", b"cross_root", "floor", b"floor", "id", b"id", "payload", b"payload", "target", b"target", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CoherenceUserMessage: _TypeAlias = CoherenceUserMessage  # noqa: Y015
+
+@_typing.final
+class CoherenceUndelivered(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    @_builtins.property
+    def id(self) -> Global___CoherenceMessageId: ...
+    def __init__(
+        self,
+        *,
+        id: Global___CoherenceMessageId | None = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CoherenceUndelivered: _TypeAlias = CoherenceUndelivered  # noqa: Y015
 
 @_typing.final
 class CoherenceBackpressure(_message.Message):
