@@ -10,11 +10,11 @@ from echostore.kernel.ids import PartyKey, feed_id
 from echostore.kernel.party.compaction import compact
 from echostore.kernel.party.credentials import EpochAttest, MemberRemove
 from echostore.peer import control_standing
-from echostore.peer.control_standing import CONTROL_KEY, Credentials, fold_whole, keep_control
+from echostore.peer.control_standing import Credentials, fold_whole, keep_control
 from echostore.peer.epochs import Epochs
 from echostore.peer.party import Party
 from echostore.peer.peer import Peer, open_peer
-from echostore.wire.control_state import StoredControl, encode_control_state, read_control_state
+from echostore.wire.control_state import CONTROL_KEY, StoredControl, encode_control_state, read_control_state
 from echostore.wire.generated import control_state_pb2 as pb
 from peer_builder import Circle
 

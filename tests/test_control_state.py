@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from echostore.kernel.feed import ForkProof, Head
 from echostore.kernel.ids import NO_LINK, Cid, FeedId, FeedKey, Link, feed_id
-from echostore.kernel.party.compaction import compact, is_closed
+from echostore.kernel.party.compaction import compact, compact_from, is_closed
 from echostore.kernel.party.control_state import ControlState
 from echostore.kernel.party.credentials import (
     ChildParty,
@@ -194,6 +194,9 @@ def check_cut(story: Story, below: Sequence[ControlMessage], chance: random.Rand
     told = [facts(machine, state) for machine in heard]
     assert told[1:] == told[:-1], "the order in which the tail arrives has no say"
     assert len({machine.late for machine in heard}) == 1
+    for later in closed_cuts(story, below, chance):
+        short = compact_from(whole, state, lengths_of(later))
+        assert short is None or short == compact(whole, lengths_of(later)), "made from the state before"
     if heard[0].late:
         return False
     assert told[0] == facts(whole, state)
@@ -397,8 +400,9 @@ def test_late_votes_forks_and_rivals_are_noticed() -> None:
             story.say("dan", next_epoch(story, base), sees=base)
         else:
             story.say("dan", next_epoch(story, story.messages[: story.messages.index(declared[2])]))
-        _, machine = cut_and_go_on(story, below)
+        state, machine = cut_and_go_on(story, below)
         assert machine.late, said
+        assert compact_from(story.machine(), state, lengths_of(story.messages)) is None, said
         assert machine.epoch_tally().accepted(3) is not None, said
 
 

@@ -340,7 +340,7 @@ def mutations(item: ItemId, state: snapshot_pb2.ItemState, encoded: EncodedItem)
         yield {item: EncodedItem(raw[:at] + bytes([raw[at] ^ 1 << at % 8]) + raw[at + 1 :])}
 
 
-@pytest.mark.parametrize("field", ["cut", "record", "models", "timeframe", "causes"])
+@pytest.mark.parametrize("field", ["cut", "record", "models", "timeframe", "causes", "control"])
 def test_a_genesis_that_lies_beside_a_true_snapshot_is_disputed(
     circle: Circle, field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -363,6 +363,7 @@ def test_a_genesis_that_lies_beside_a_true_snapshot_is_disputed(
                 "record": said.cut,
                 "models": (*said.models, ("property-set", 1))[1:] if len(said.models) > 1 else (),
                 "timeframe": tuple(each for each in said.timeframe if each.feed != feeds["b"]),
+                "control": said.record,
                 "causes": tuple(each for each in said.timeframe if each.feed != feeds["a"]),
             }[field]
             assert len(other) < len(said.timeframe) or field not in ("timeframe", "causes")
@@ -375,7 +376,8 @@ def test_a_genesis_that_lies_beside_a_true_snapshot_is_disputed(
     circle.meet()
     (judged,) = circle.epochs("a").review()
     assert judged.verdict is Verdict.DISPUTED, judged
-    expected = {"timeframe": "another state", "causes": "and not its cause"}.get(field, field)
+    wanted = {"timeframe": "another state", "causes": "and not its cause", "control": "the control state is another"}
+    expected = wanted.get(field, field)
     assert expected in judged.detail
     circle.meet()
     (declared,) = circle.party("b").runtime.processor.membership.machine.epoch_tally().declared

@@ -1,6 +1,8 @@
 """Epochs: the chain that credentials give, whatever their order, and what declaring one writes."""
 
+import dataclasses
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from echostore.peer.epochs import Epochs
 from echostore.testing.inmemory import link
 from echostore.wire.cids import PROTOBUF, cid_of, cid_text
 from echostore.wire.epochs import CUT_ENTRIES_PER_PAGE, FeedCut, encode_cut, read_cut
+from echostore.wire.snapshot import state_root_bytes
 
 MEMBERS = [IdentityKey(bytes([number]) * 32) for number in range(5)]
 FEED = FeedKey(b"f" * 32)
@@ -162,19 +165,46 @@ def test_a_pipelines_snapshot_is_declared_only_if_this_peer_has_the_same(tmp_pat
     with echostore.open(tmp_path / "home", name="Ann") as peer:
         party = peer.create_party("Trip")
         task = party.create("property-set", type="task", n=1)
-        snapshot = party.snapshot()
+        first = party.snapshot()
+        task["n"] = 2
+        again = party.snapshot()
         blobs = party.runtime.blobs
         assert blobs is not None
         built = [(cid, blobs.get(cid)) for cid, _ in blobs.list()]
-        root = cid_of(snapshot.root_bytes, PROTOBUF)
-        task["n"] = 2
-        with pytest.raises(Refused, match="this peer's own"):
-            Epochs(party).create_from(root, iter(built))
-        assert Epochs(party).all() == []
-        again = party.snapshot()
+        (entry,) = again.root.timeframe
+        for lie, why in (
+            (replace(again.root, index_root=first.root.index_root), "this peer's own"),
+            (replace(again.root, timeframe=(entry._replace(seq=entry.seq + 1),)), "does not hold the history"),
+            (replace(again.root, timeframe=(entry._replace(link=Link(bytes(32))),)), "does not hold the history"),
+        ):
+            fields = {each.name: getattr(lie, each.name) for each in dataclasses.fields(lie)}
+            del fields["encoding_version"]
+            cid, data = state_root_bytes(**fields)
+            with pytest.raises(Refused, match=why):
+                Epochs(party).create_from(cid, iter([*built, (cid, data)]))
         with pytest.raises(Corrupt):
             Epochs(party).create_from(cid_of(again.root_bytes, PROTOBUF), iter([(built[0][0], b"other")]))
+        assert Epochs(party).all() == []
         assert Epochs(party).create_from(cid_of(again.root_bytes, PROTOBUF), iter(built)).cid == again.cid
+
+
+def test_a_pipelines_snapshot_is_declared_though_the_party_has_gone_on(tmp_path: Path) -> None:
+    with echostore.open(tmp_path / "home", name="Ann") as peer:
+        party = peer.create_party("Trip")
+        task = party.create("property-set", type="task", n=1)
+        for n in (2, 3):
+            before = party.snapshot()
+            blobs = party.runtime.blobs
+            assert blobs is not None
+            built = [(cid, blobs.get(cid)) for cid, _ in blobs.list()]
+            task["n"] = n
+            made = Epochs(party).create_from(cid_of(before.root_bytes, PROTOBUF), iter(built))
+            assert (made.number, made.cid) == (n - 1, before.cid)
+            assert task["n"] == n, "what came later stands above the epoch"
+        now = party.snapshot().cid
+    with echostore.open(tmp_path / "home") as peer:
+        assert peer.party("@Trip").snapshot().cid == now
+        assert [epoch.number for epoch in Epochs(peer.party("@Trip")).all()] == [1, 2]
 
 
 def test_two_declarers_at_once_end_with_one_chain(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def create(
         of texts and lists. What stands stays.
     from_pipeline
         Folder that `echostore pipeline run` wrote. Its snapshot is declared, with its blobs, if this peer's own
-        state has the same CID; otherwise nothing is.
+        state at that place has the same CID; otherwise nothing is.
     """
     output = Output.of(options)
     before_ms = None if discard_before is None else _time_ms(discard_before)
@@ -124,7 +124,9 @@ def show(number: int, /, *, options: InParty = IN_PARTY) -> None:
     number
         Counts from 1; 0 is the party's genesis.
     """
+    from echostore.kernel.ids import Cid
     from echostore.peer.epochs import Epochs
+    from echostore.wire.cids import cid_text
 
     output = Output.of(options)
     with reading(options) as peer:
@@ -142,6 +144,7 @@ def show(number: int, /, *, options: InParty = IN_PARTY) -> None:
         record["stands_for_it"] = epochs.names(epoch.attested_by)
         record["disputes"] = epochs.disputes(epoch)
         record["admission"] = epoch.genesis.admission_digest.hex()
+        record["control"] = cid_text(Cid(epoch.genesis.control)) if epoch.genesis.control else None
         record["timeframe"] = [
             {"feed": entry.feed.hex(), "seq": entry.seq, "link": entry.link.hex()} for entry in epoch.genesis.timeframe
         ]

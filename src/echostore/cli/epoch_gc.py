@@ -18,8 +18,9 @@ __all__ = ["app"]
 def gc(*, dry_run: bool = False, options: InParty = IN_PARTY) -> None:
     """Delete blocks and blobs that an epoch stands for, and say how many bytes that frees.
 
-    Blocks go below an epoch that the policy's quorum attested and that is one epoch old. The state stays as it is;
-    what goes is history. Files that people added stay.
+    Blocks go below an epoch that the policy's quorum attested and that is one epoch old: those of data feeds, and those
+    of control feeds where the epoch names its control state. The state stays as it is; what goes is history. Files
+    that people added stay.
 
     Parameters
     ----------
@@ -38,6 +39,8 @@ def _lines(freed: "Freed") -> list[str]:
     below = f" below epoch {freed.epoch}" if freed.epoch is not None else ""
     lines = [
         f"blocks       {freed.blocks:,} of {freed.block_bytes:,} bytes {verb}{below}",
+        f"of control   {freed.control_blocks:,} of them"
+        + (f"; {freed.control_why}" if freed.control_why and freed.epoch is not None else ""),
         f"blobs        {freed.blobs:,} of {freed.blob_bytes:,} bytes {verb}",
         f"disk before  {freed.disk_before:,} bytes",
     ]

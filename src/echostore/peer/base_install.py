@@ -12,6 +12,7 @@ from echostore.kernel.models.property_set import PropertySet
 from echostore.kernel.order import DATA, FeedCursor
 from echostore.kernel.snapshot import TreeTop
 from echostore.peer.checkpoints import add_record, cursor_rows, item_row, move_rows
+from echostore.peer.positions import cursor_at
 from echostore.store.item_store import Checkpoint, ItemStore, NodeChanges, StateRow
 from echostore.wire.base_epoch import BaseEpoch
 from echostore.wire.items import decode_record
@@ -62,18 +63,7 @@ def install_items(
 
 def base_cursors(base: BaseEpoch) -> list[FeedCursor]:
     """Where the data feeds of a base stand."""
-    return [
-        FeedCursor(
-            cut.feed,
-            DATA,
-            length=cut.length,
-            link=cut.link,
-            depth=cut.depth,
-            asserted={known.feed: known for known in cut.asserted},
-        )
-        for cut in base.cuts.values()
-        if not cut.control
-    ]
+    return [cursor_at(cut.feed, DATA, cut) for cut in base.cuts.values() if not cut.control]
 
 
 def _homes(items: ItemStore, base: BaseEpoch, moved: set[ItemId]) -> list[tuple[ItemId, ItemId | None]]:

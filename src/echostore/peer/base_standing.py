@@ -32,7 +32,7 @@ def stand_on_stored(processor: "PartyProcessor") -> None:
     if processor.base is None and blobs is not None:
         processor.base = load_base(processor.feeds.about, blobs.get, processor.factory)
     if processor.base is not None:
-        processor.orderer.set_base(processor.base.order_cuts)
+        processor.orderer.set_base(processor.order_cuts())
 
 
 def take_checkpoint(processor: "PartyProcessor") -> bool:
@@ -75,7 +75,7 @@ def start_from_base(processor: "PartyProcessor") -> None:
         if known is None:
             processor.follow(cursor)
         else:
-            _put_back(known, cursor)
+            put_back(known, cursor)
     processor.orderer.restart()
 
 
@@ -89,7 +89,7 @@ def adopt(processor: "PartyProcessor", base: BaseEpoch, differing: Iterable[Item
     tail = _touched_above(processor, base)
     processor.feeds.set_about({BASE_KEY: base.name.encode()})
     processor.base = base
-    processor.orderer.set_base(base.order_cuts)
+    processor.orderer.set_base(processor.order_cuts())
     todo = tail | set(differing)
     if todo:
         refold(processor, todo)
@@ -102,19 +102,19 @@ def install(processor: "PartyProcessor", base: BaseEpoch, declared: frozenset[st
     assert items is not None, "an epoch is installed into an ItemStore"
     _rebase_feeds(processor, base)
     processor.base = base
-    processor.orderer.set_base(base.order_cuts)
+    processor.orderer.set_base(processor.order_cuts())
     install_items(items, base, processor.factory, declared, _about(processor))
     processor.touches, processor.new_rejects = [], []
     for cursor in processor.orderer.cursors.values():
         if cursor.kind == DATA:
-            _put_back(cursor, FeedCursor(cursor.key, DATA))
+            put_back(cursor, FeedCursor(cursor.key, DATA))
     processor.state.start_over(load_moves(items))
     for cursor in base_cursors(base):
         known = processor.orderer.cursors.get(cursor.id)
         if known is None:
             processor.follow(cursor)
         else:
-            _put_back(known, cursor)
+            put_back(known, cursor)
             known.held = max(known.length, processor.held_length(DATA, known.key))
     processor.state.changed.update(items.scan("1", ()))
     processor.reader.forget()
@@ -130,6 +130,9 @@ def covers(processor: "PartyProcessor", base: BaseEpoch) -> bool:
         cursor = processor.orderer.cursors.get(feed)
         if cursor is None or cursor.length < cut.length:
             return False
+        begun = (processor.parent or processor).control_floor.get(feed)
+        if begun is not None and cut.length < begun.length:
+            continue  # what control was there is agreed on, whoever still has it
         try:
             if processor.orderer.mark(feed, cut.length - 1).link != cut.link:
                 return False
@@ -163,7 +166,7 @@ def _touched_above(processor: "PartyProcessor", base: BaseEpoch) -> set[ItemId]:
     return found
 
 
-def _put_back(cursor: FeedCursor, to: FeedCursor) -> None:
+def put_back(cursor: FeedCursor, to: FeedCursor) -> None:
     """Let a cursor that others hold stand elsewhere."""
     cursor.length, cursor.link, cursor.depth, cursor.asserted = to.length, to.link, to.depth, to.asserted
     cursor.ended, cursor.waits_for, cursor.checked = None, None, 0

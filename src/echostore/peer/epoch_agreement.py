@@ -17,19 +17,20 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from echostore.kernel.errors import Corrupt, EchoError, NotFound
+from echostore.kernel.errors import Compacted, Corrupt, EchoError, NotFound
 from echostore.kernel.ids import Cid, IdentityKey, PartyKey, feed_id, item_text
 from echostore.kernel.party.credentials import EpochAttest, EpochDispute, EpochGenesis
 from echostore.kernel.party.epoch_chain import Epoch, Tally, enough_to_join
 from echostore.kernel.party.epoch_policy import DISCARD_AHEAD_MS
 from echostore.kernel.snapshot import ENCODING_VERSION, StateRoot
 from echostore.mesh.blob_exchange import Unavailable
+from echostore.peer.control_naming import control_at
 from echostore.peer.epoch_fold import Folded, OpenTimeframe, cuts_at, fold_to, timeframe_of
 from echostore.peer.snapshots import take_snapshot
 from echostore.store.feed_store import FeedStore
 from echostore.wire.base_epoch import BaseEpoch, BaseName
 from echostore.wire.cids import PROTOBUF, cid_of
-from echostore.wire.epochs import EpochRecord, encode_cut, encode_epoch_record
+from echostore.wire.epochs import EpochRecord, encode_cut, encode_epoch_record, read_cut
 from echostore.wire.snapshot import read_state_root
 from echostore.wire.tree_reader import TreeReader
 
@@ -225,7 +226,7 @@ class Agreement:
                         parent=self._parent_key(),
                         cancelled=lambda: self._party.peer.epoch_keeper.closing,
                     )
-                except NotFound:
+                except (NotFound, Compacted):
                     continue  # it would need blocks that were truncated
                 except OpenTimeframe as proof:
                     return proof
@@ -288,7 +289,22 @@ class Agreement:
         if cid_of(self._record_bytes(epoch), PROTOBUF) != genesis.record:
             return self._said(epoch, Verdict.DISPUTED, "the record is another")
         problem = _claims_differ(genesis, mine.root)
-        return self._said(epoch, Verdict.DISPUTED, problem) if problem else self._said(epoch, Verdict.ATTESTED)
+        if problem:
+            return self._said(epoch, Verdict.DISPUTED, problem)
+        return self._compare_control(epoch, mine) or self._said(epoch, Verdict.ATTESTED)
+
+    def _compare_control(self, epoch: Epoch, mine: Folded) -> Judged | None:
+        """What speaks against the control state that a genesis names."""
+        named = epoch.genesis.control
+        if not named:
+            return None  # of an older version, or none could be made: nothing of control is truncated there
+        with self._party.lock:
+            made = control_at(self._party.runtime.processor, read_cut(mine.cut, lambda cid: mine.blobs[cid]))
+        if made.cid == named:
+            return None
+        if made.wrong or not made.why:
+            return self._said(epoch, Verdict.DISPUTED, made.why or "the control state is another")
+        return self._said(epoch, Verdict.ABSTAINS, f"its control state can't be checked here: {made.why}")
 
     def _record_bytes(self, epoch: Epoch) -> bytes:
         before = next((each for each in self.tally.chain if each.hash == epoch.genesis.previous), None)
@@ -404,13 +420,12 @@ def record_of(genesis: EpochGenesis, party: PartyKey, before: EpochGenesis | Non
 def _holds(runtime: "PartyRuntime", genesis: EpochGenesis) -> bool:
     """Whether every block of the genesis' timeframes was processed here, on the same branch."""
     orderer = runtime.processor.orderer
-    base = runtime.processor.base
     for entry in (*genesis.timeframe, *genesis.control_timeframe):
         feed = feed_id(entry.feed)
         cursor = orderer.cursors.get(feed)
         if cursor is None or cursor.key != entry.feed or cursor.length <= entry.seq:
             return False
-        inside = base is not None and entry.seq < base.length(feed) - 1
+        inside = entry.seq < orderer.base[feed].length - 1 if feed in orderer.base else False
         if not inside and orderer.mark(feed, entry.seq).link != entry.link:
             return False
     return True

@@ -77,7 +77,7 @@ class FoldProcessor(PartyProcessor):
 
     def open(self) -> None:
         if self.base is not None:
-            self.orderer.set_base(self.base.order_cuts)
+            self.orderer.set_base(self.order_cuts())
         self._follow_control()
         if self.base is not None:
             self.state.start_over(self.base.moves)
@@ -198,8 +198,10 @@ def _asserted_at(processor: PartyProcessor, feed: FeedId, length: int) -> dict[F
     """What a feed had processed at an earlier length: of feeds with excluded blocks behind it, which end there."""
     found: dict[FeedId, Dependency] = {}
     start = 0
-    if processor.base is not None and feed in processor.base.cuts:
-        cut = processor.base.cuts[feed]
+    cut = processor.base.cuts.get(feed) if processor.base is not None else None
+    if cut is None or cut.length > length:
+        cut = processor.control_floor.get(feed)
+    if cut is not None:
         start = cut.length
         found.update((known.feed, known) for known in cut.asserted)
     for seq in range(start, length):

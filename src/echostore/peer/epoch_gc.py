@@ -1,27 +1,31 @@
 """Freeing the disk below epochs: what may go, and letting it go, in steps that each leave a whole party.
 
     1  items are checkpointed, so that the ItemStore needs nothing below the cut
-    2  feeds begin at the cut of an epoch that the policy's quorum attested and that is one epoch old
+    2  feeds begin at the cut of an epoch that the policy's quorum attested and that is one epoch old: data feeds at its
+       snapshot, control feeds at the control state that it names (`control_floor`)
     3  blocks and heads below are deleted, in small transactions
     4  the index of who wrote what forgets them
-    5  blobs of snapshots that nobody stands on are deleted
-    6  the three files give their free pages back
+    5  blobs of snapshots that nobody stands on are deleted, the nodes of the others compressed
+    6  states that the snapshot tree has as they are need not be in the ItemStore as well (`store/lent_states.py`)
+    7  the three files give their free pages back
 
-A crash after any step leaves a party that opens to the same state; the next run goes on. Control feeds keep their
-blocks. Files that people added are never deleted here.
+A crash after any step leaves a party that opens to the same state; the next run goes on. Files that people added are
+never deleted here.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from google.protobuf.message import DecodeError
 
 from echostore.kernel.errors import NotFound
 from echostore.kernel.ids import Cid, feed_id
+from echostore.kernel.order import DATA
 from echostore.kernel.party.epoch_chain import Epoch, truncatable
 from echostore.kernel.values import BlobRef, Value
 from echostore.peer.base_following import open_epoch
+from echostore.peer.control_floor import Floor, kept_blobs, plan_floor, rise_to
 from echostore.peer.snapshots import take_snapshot
 from echostore.wire.cids import PROTOBUF, RAW, cid_codec, cid_from_text, is_cid
 from echostore.wire.epochs import FeedCut, cut_pages, read_cut
@@ -50,6 +54,10 @@ class Freed:
     """None for a dry run."""
     why: str
     """Why no block goes, where none does."""
+    control_blocks: int = 0
+    """How many of the blocks are of control feeds."""
+    control_why: str = ""
+    """Why no block of a control feed goes, where none does."""
 
 
 Step = Callable[[str], None]
@@ -59,24 +67,31 @@ Step = Callable[[str], None]
 def plan_gc(party: "Party") -> Freed:
     """What `run_gc` would free now. Nothing is changed."""
     with party.writing() as runtime:
-        return _measure(runtime, None)
+        return _measure(runtime, _truncation(runtime))
 
 
 def run_gc(party: "Party", step: Step = lambda name: None) -> Freed:
     """Free what may go; says what went."""
     with party.writing() as runtime:
-        freed = _measure(runtime, None)
-        _truncate(runtime, _truncation(runtime).cuts, step)
-        doomed = list(_doomed(runtime))
+        found = _truncation(runtime)
+        freed = _measure(runtime, found)
+        _truncate(runtime, found, step)
+        doomed = list(_doomed(runtime, found))
         assert runtime.blobs is not None
+        if runtime.items is not None:
+            runtime.items.secure()
         for start in range(0, len(doomed), _DELETE_BLOBS):
             runtime.blobs.delete(doomed[start : start + _DELETE_BLOBS])
             step("blobs deleted")
+        runtime.blobs.pack()
+        step("blobs packed")
+        _lend(runtime)
+        step("states lent")
         for store in (runtime.blobs, runtime.items):
             if store is not None:
                 store.shrink()
                 step("shrunk")
-        return _measure(runtime, freed)
+        return replace(freed, disk_after=_disk(runtime))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +101,44 @@ class _Truncation:
     epoch: int | None
     cuts: tuple[FeedCut, ...] = ()
     why: str = ""
+    control: Floor | None = None
+    """Where control feeds may begin."""
+    control_why: str = ""
 
 
-def _truncate(runtime: "PartyRuntime", cuts: tuple[FeedCut, ...], step: Step) -> None:
+def _truncate(runtime: "PartyRuntime", found: _Truncation, step: Step) -> None:
+    assert runtime.blobs is not None
     runtime.checkpoint()
     step("checkpoint")
-    runtime.feeds.begin_at({cut.feed: (cut.length, cut.link) for cut in cuts})
+    beginnings, floor = {cut.feed: (cut.length, cut.link) for cut in found.cuts}, found.control
+    if floor is None:
+        runtime.feeds.begin_at(beginnings)
+    else:
+        runtime.blobs.put_many({cid: data for cid, data in floor.blobs.items() if not runtime.blobs.has(cid)})
+        step("control state kept")
+        runtime.feeds.begin_at({**beginnings, **floor.beginnings}, floor.about)
+        rise_to(runtime.processor, floor)
     step("beginnings moved")
     runtime.feeds.drop_garbage(lambda: step("blocks deleted"))
     step("blocks gone")
     if runtime.items is not None:
-        for cut in cuts:
+        for cut in found.cuts:
             runtime.items.drop_touches(feed_id(cut.feed), cut.length)
         step("touches forgotten")
+
+
+def _lend(runtime: "PartyRuntime") -> None:
+    """Keep one copy of what is as the base has it; what was written above the base keeps the stamp of its last write."""
+    items, base = runtime.items, runtime.processor.base
+    if items is None or base is None:
+        return
+    written = (
+        item
+        for feed, cursor in runtime.processor.orderer.cursors.items()
+        if cursor.kind == DATA
+        for item in items.touched_from(feed, base.length(feed))
+    )
+    items.lend(frozenset(written))
 
 
 def _truncation(runtime: "PartyRuntime") -> _Truncation:
@@ -117,7 +157,10 @@ def _truncation(runtime: "PartyRuntime") -> _Truncation:
         cuts = tuple(cut for cut in read_cut(Cid(found.genesis.cut), runtime.blobs.get) if not cut.control)
     except NotFound:
         return _Truncation(None, why=f"this peer never had what lies below epoch {processor.base.name.number}")
-    return _Truncation(found.number, cuts)
+    control = plan_floor(processor, found, runtime.blobs)
+    if isinstance(control, str):
+        return _Truncation(found.number, cuts, control_why=control)
+    return _Truncation(found.number, cuts, control=control)
 
 
 def _chain(runtime: "PartyRuntime") -> list[Epoch]:
@@ -125,36 +168,41 @@ def _chain(runtime: "PartyRuntime") -> list[Epoch]:
     return runtime.processor.membership.machine.epoch_tally(child).chain
 
 
-def _measure(runtime: "PartyRuntime", before: Freed | None) -> Freed:
-    """What would go; after a run, what went according to `before`."""
+def _measure(runtime: "PartyRuntime", found: _Truncation) -> Freed:
+    """What would go."""
     assert runtime.blobs is not None
-    disk = sum(store.disk_bytes() for store in (runtime.feeds, runtime.blobs, runtime.items) if store is not None)
-    if before is not None:
-        return Freed(
-            before.epoch,
-            before.blocks,
-            before.block_bytes,
-            before.blobs,
-            before.blob_bytes,
-            before.disk_before,
-            disk,
-            before.why,
-        )
-    found = _truncation(runtime)
-    garbage = runtime.feeds.garbage({cut.feed: cut.length for cut in found.cuts})
-    doomed = set(_doomed(runtime))
+    control = {cut.feed: cut.length for cut in found.control.cuts} if found.control is not None else {}
+    garbage = runtime.feeds.garbage({cut.feed: cut.length for cut in found.cuts} | control)
+    of_data = runtime.feeds.garbage({cut.feed: cut.length for cut in found.cuts})
+    doomed = set(_doomed(runtime, found))
     size = sum(length for cid, length in runtime.blobs.list() if cid in doomed)
-    return Freed(found.epoch, garbage.blocks, garbage.bytes, len(doomed), size, disk, None, found.why)
+    return Freed(
+        found.epoch,
+        garbage.blocks,
+        garbage.bytes,
+        len(doomed),
+        size,
+        _disk(runtime),
+        None,
+        found.why,
+        garbage.blocks - of_data.blocks,
+        found.control_why,
+    )
+
+
+def _disk(runtime: "PartyRuntime") -> int:
+    return sum(store.disk_bytes() for store in (runtime.feeds, runtime.blobs, runtime.items) if store is not None)
 
 
 # blobs
 
 
-def _doomed(runtime: "PartyRuntime") -> Iterator[Cid]:
+def _doomed(runtime: "PartyRuntime", found: _Truncation) -> Iterator[Cid]:
     """Blobs of snapshots that are neither the base nor the state as it is, nor of an epoch that may still be chosen."""
     blobs = runtime.blobs
     assert blobs is not None
     kept = _kept(runtime)
+    kept.update(found.control.blobs if found.control is not None else kept_blobs(runtime.processor))
     listed = [cid for cid, _ in blobs.list() if cid not in kept]
     raw: set[Cid] = set()
     for cid in listed:

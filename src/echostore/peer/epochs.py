@@ -14,9 +14,10 @@ from echostore.kernel.party.credentials import EpochDispute, EpochGenesis, Timef
 from echostore.kernel.party.epoch_chain import Epoch, Tally, follows
 from echostore.kernel.party.epoch_policy import EpochPolicy
 from echostore.kernel.snapshot import StateRoot
-from echostore.peer.control_standing import fold_whole
+from echostore.peer.control_naming import control_at
+from echostore.peer.control_standing import fold_whole, no_epoch
 from echostore.peer.epoch_agreement import JUDGED_SETTING, AcceptedEpoch, Agreement, Judged, kept_epoch, record_of
-from echostore.peer.epoch_fold import Folded, cuts_at, fold_to
+from echostore.peer.epoch_fold import Folded, OpenTimeframe, cuts_at, fold_to
 from echostore.peer.retiring import retire_silent
 from echostore.wire.cids import PROTOBUF, cid_from_text, cid_of, cid_text, matches
 from echostore.wire.epochs import EpochRecord, encode_cut, encode_epoch_record, read_epoch_record
@@ -222,7 +223,7 @@ class Epochs:
     def get(self, number: int) -> Epoch:
         found = [epoch for epoch in self.chain() if epoch.genesis.number == number]
         if not found:
-            raise NotFound(f"the party has no epoch {number}", next_step="`echostore epoch list` shows its epochs.")
+            raise no_epoch(self._party.runtime.processor, number)
         return found[0]
 
     def record(self, epoch: Epoch) -> EpochRecord:
@@ -250,20 +251,32 @@ class Epochs:
         """The state as it is now without what an epoch leaves out, folded as others will to check it; blobs stored."""
         runtime.flush()
         processor = runtime.processor
-        here = EpochGenesis(
+        here = tuple(
+            TimeframeEntry(processor.feed_key(feed), at.seq, at.link)
+            for feed, at in processor.timeframe.entries.items()
+        )
+        folded = self._fold_at(runtime, here, discard_before_ms)
+        if folded is None:
+            raise Refused("this peer can't fold its own state from the base it stands on")
+        assert runtime.blobs is not None
+        runtime.blobs.put_many({each: folded.blobs[each] for each in runtime.blobs.missing(folded.blobs)})
+        return folded
+
+    def _fold_at(
+        self, runtime: "PartyRuntime", timeframe: tuple[TimeframeEntry, ...], discard_before_ms: int
+    ) -> Folded | None:
+        """The state at a timeframe under the membership of now, folded as others will; None when not all of it is here."""
+        genesis = EpochGenesis(
             number=0,
             previous=b"",
             snapshot=Cid(b""),
-            timeframe=tuple(
-                TimeframeEntry(processor.feed_key(feed), at.seq, at.link)
-                for feed, at in processor.timeframe.entries.items()
-            ),
+            timeframe=timeframe,
             control_timeframe=self._control_timeframe(),
             discard_before_ms=discard_before_ms,
         )
-        parent = processor.parent
-        folded = fold_to(
-            here,
+        processor, parent = runtime.processor, runtime.processor.parent
+        return fold_to(
+            genesis,
             runtime.party,
             feeds=runtime.feeds,
             factory=processor.factory,
@@ -271,41 +284,54 @@ class Epochs:
             parent_feeds=parent.feeds if parent is not None else None,
             parent=parent.party if parent is not None else None,
         )
-        if folded is None:
-            raise Refused("this peer can't fold its own state from the base it stands on")
-        assert runtime.blobs is not None
-        runtime.blobs.put_many({each: folded.blobs[each] for each in runtime.blobs.missing(folded.blobs)})
-        return folded
 
     def create_from(self, cid: Cid, blobs: "Iterator[tuple[Cid, bytes]]") -> EpochView:
         """Declare an epoch from a snapshot that a pipeline built, after this peer has recomputed it.
 
-        Refused when this peer's own state at that timeframe is another, or it does not hold that history.
+        Refused when this peer's own state at that timeframe is another, or it does not hold that history. The party may
+        have gone on since: what came later is above the epoch.
         """
         party = self._party
         with party.writing() as runtime:
-            mine = self._recompute(runtime, cid)
+            runtime.flush()
+            mine = cid_from_text(party.snapshot().cid)
+            self._store(runtime, blobs)
+            root = read_state_root(self._blob(cid))
+            if mine != cid:
+                mine = self._recompute(runtime, root)
             if mine != cid:
                 raise Refused(
-                    f"the pipeline's snapshot is {cid_text(cid)}, and this peer's own is {cid_text(mine)}",
+                    f"the pipeline's snapshot is {cid_text(cid)}, and this peer's own at that place is {cid_text(mine)}",
                     next_step="Publish this home to the lake, run the pipeline again, and try again.",
                 )
-            assert runtime.blobs is not None
-            staged: dict[Cid, bytes] = {}
-            for each, data in blobs:
-                if not matches(each, data):
-                    raise Corrupt(f"the pipeline's blob {cid_text(each)} is not what its CID names")
-                staged[each] = data
-                if len(staged) >= _PUT_BLOBS:
-                    runtime.blobs.put_many(staged)
-                    staged = {}
-            runtime.blobs.put_many(staged)
-            return self._declare(read_state_root(self._blob(cid)), cid)
+            return self._declare(root, cid)
 
-    def _recompute(self, runtime: "PartyRuntime", cid: Cid) -> Cid:
-        """This peer's own snapshot; the pipeline's must be of the very same moment."""
-        runtime.flush()
-        return cid_from_text(self._party.snapshot().cid)
+    def _store(self, runtime: "PartyRuntime", blobs: "Iterator[tuple[Cid, bytes]]") -> None:
+        assert runtime.blobs is not None
+        staged: dict[Cid, bytes] = {}
+        for each, data in blobs:
+            if not matches(each, data):
+                raise Corrupt(f"the pipeline's blob {cid_text(each)} is not what its CID names")
+            staged[each] = data
+            if len(staged) >= _PUT_BLOBS:
+                runtime.blobs.put_many(staged)
+                staged = {}
+        runtime.blobs.put_many(staged)
+
+    def _recompute(self, runtime: "PartyRuntime", root: StateRoot) -> Cid:
+        """This peer's own snapshot at the place of a state root."""
+        known = self.tally.view(self._identity)
+        place = tuple(TimeframeEntry(entry.feed_key, entry.seq, entry.link) for entry in root.timeframe)
+        try:
+            folded = self._fold_at(runtime, place, known[-1].genesis.discard_before_ms if known else 0)
+        except OpenTimeframe as error:
+            raise Refused(f"there is no state where the pipeline's snapshot ends: {error}") from error
+        if folded is None:
+            raise Refused(
+                "this peer does not hold the history up to where the pipeline's snapshot ends",
+                next_step="Let it replicate first, or publish this home to the lake and run the pipeline again.",
+            )
+        return folded.cid
 
     def _declare(self, root: StateRoot, cid: Cid, *, discard_before_ms: int | None = None) -> EpochView:
         party = self._party
@@ -317,11 +343,13 @@ class Epochs:
         if before is not None and before.genesis.snapshot == cid:
             raise Refused(f"nothing has changed since epoch {before.genesis.number}")
         blobs: dict[Cid, bytes] = {}
+        cuts = cuts_at(processor, root)
+        control = control_at(processor, cuts)
         genesis = EpochGenesis(
             number=before.genesis.number + 1 if before else 1,
             previous=before.hash if before else b"",
             snapshot=cid,
-            cut=encode_cut(cuts_at(processor, root), blobs.__setitem__),
+            cut=encode_cut(cuts, blobs.__setitem__),
             timeframe=tuple(TimeframeEntry(entry.feed_key, entry.seq, entry.link) for entry in root.timeframe),
             control_timeframe=self._control_timeframe(),
             admission_digest=root.admission_digest,
@@ -330,6 +358,7 @@ class Epochs:
             discard_before_ms=discard_before_ms or (before.genesis.discard_before_ms if before else 0),
             created_ms=runtime.now_ms(),
             child=runtime.party if processor.parent is not None else None,
+            control=control.to_name,
         )
         if not follows(genesis, before, processor.membership.machine.ended_feeds):
             assert before is not None, "the first epoch follows the party's genesis"

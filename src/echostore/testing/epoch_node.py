@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from echostore.kernel.ids import Cid, DeviceKey, FeedKey, IdentityKey, Link, PartyKey, feed_id
+from echostore.kernel.party.compaction import compact
+from echostore.kernel.party.control_state import ControlState
 from echostore.kernel.party.credentials import (
     Assertion,
     Claim,
@@ -62,7 +64,7 @@ class Log:
 
 
 class EpochNode:
-    """One peer. What survives a crash is in `control`, `logs`, `base` and `blobs`."""
+    """One peer. What survives a crash is in `control`, `logs`, `base`, `blobs` and `floor`."""
 
     def __init__(self, world: "EpochWorld", name: str, conduct: str = HONEST) -> None:
         self.world, self.name, self.conduct = world, name, conduct
@@ -72,6 +74,10 @@ class EpochNode:
         self.logs: dict[FeedKey, Log] = {self.data_feed: Log()}
         self.base: tuple[int, frozenset[bytes]] = (0, frozenset())
         self.blobs: dict[Cid, frozenset[bytes]] = {}
+        self.floor: ControlState | None = None
+        """What its membership goes on from; without one, it is folded from all control messages."""
+        self.gone: list[Epoch] = []
+        """Epochs that the membership knows of no more: for who compares."""
         self.up = True
         self.unflushed = 0
         self.joining = False
@@ -79,8 +85,9 @@ class EpochNode:
 
     def _start(self) -> None:
         """Memory as it is after a start: everything is processed again from what is held."""
-        self.machine = PartyMachine(PARTY)
-        self.clock: dict[FeedKey, int] = {}
+        self.machine = PartyMachine(PARTY, self.floor)
+        begun = self.floor.lengths if self.floor is not None else {}
+        self.clock: dict[FeedKey, int] = {feed: length - 1 for feed, length in begun.items()}
         self.done: dict[FeedKey, int] = {feed: log.start for feed, log in self.logs.items()}
         self.counted = dict(self.done)
         self.position = 0
@@ -341,6 +348,34 @@ class EpochNode:
         epoch = truncatable(tally.chain, self.machine.epoch_policy)
         if epoch is not None and epoch.number > self.base[0] and epoch.genesis.snapshot in self.blobs:
             self.stand_on(epoch)
+            if seeded_key(self.world.seed, self.name)[0] % 2:
+                self._truncate_control(epoch)
+
+    def _truncate_control(self, epoch: Epoch) -> None:
+        """From now on go on from the control state at an epoch's cut, unless something came late that speaks of more."""
+        lengths = {entry.feed: entry.seq + 1 for entry in epoch.genesis.control_timeframe}
+        begun = self.floor.lengths if self.floor is not None else {}
+        if self.machine.late or any(lengths.get(feed, 0) < length for feed, length in begun.items()):
+            return
+        state = compact(self.machine, lengths)
+        machine = PartyMachine(PARTY, state)
+        above = [
+            message
+            for feed, last in self.clock.items()
+            for message in self.control[feed][lengths.get(feed, 0) : last + 1]
+        ]
+        for message in sorted(above, key=lambda each: (each.depth, each.feed, each.seq)):
+            machine.receive(message)
+        if machine.late:
+            return
+        first = min((known.number for known in machine.epoch_tally().chain), default=0)
+        self.gone += [known for known in self.machine.epoch_tally().chain if known.number < first]
+        self.floor, self.machine = state, machine
+
+    @property
+    def chain(self) -> list[Epoch]:
+        """The chain from its first epoch on, also of those that are known no more."""
+        return self.gone + self.machine.epoch_tally().chain
 
     def stand_on(self, epoch: Epoch) -> None:
         """From now on an epoch stands for what lies below it."""
@@ -378,7 +413,7 @@ class EpochNode:
 
     def report(self) -> None:
         """Write down the chain, when it is another than before."""
-        chain = self.machine.epoch_tally().chain
+        chain = self.chain
         told = tuple((epoch.hash, epoch.final) for epoch in chain)
         if told != self.told:
             self.told = told

@@ -7,7 +7,8 @@ Who belongs, which blocks count, which epochs are in the chain and what may be a
 kernel (`PartyMachine`, `Tally`, `EpochPolicy`); feeds, gossip and state are simple stand-ins: a state is the set of
 the entries that count. What happens is written down for `echostore.testing.checker`, which knows nothing of the kernel.
 
-    honest      declares when it is due and its turn, attests what it recomputed, truncates, starts from epochs
+    honest      declares when it is due and its turn, attests what it recomputed, truncates (every other one its control
+                feeds as well), starts from epochs
     liar        declares snapshots that leave out or make up an entry, and ground to low hashes; attests its own only
     disputer    disputes whatever others declare
 """
@@ -254,7 +255,7 @@ class EpochWorld:
     def _summary(self, node: EpochNode) -> tuple[Any, ...]:
         timeframe = node.timeframe()
         state = node.state_at(timeframe)
-        chain = tuple((epoch.hash, epoch.final) for epoch in node.machine.epoch_tally().chain)
+        chain = tuple((epoch.hash, epoch.final) for epoch in node.chain)
         clock = tuple(sorted((feed, last) for feed, last in node.clock.items()))
         return tuple(sorted(timeframe.items())), state and snapshot_cid(state), chain, clock
 

@@ -241,6 +241,7 @@ def _encode_epoch(said: EpochGenesis) -> pb.EpochGenesis:
         discard_before_ms=said.discard_before_ms,
         created_ms=said.created_ms,
         child=said.child or b"",
+        control=said.control,
     )
 
 
@@ -310,6 +311,7 @@ def _decode_epoch(body: pb.EpochGenesis, _: PartyKey) -> EpochGenesis:
         discard_before_ms=body.discard_before_ms,
         created_ms=body.created_ms,
         child=_child(body.child),
+        control=_cid(body.control) if body.control else b"",
     )
 
 

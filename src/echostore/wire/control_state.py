@@ -8,8 +8,10 @@ invented. Equal sets of messages below equal cuts give equal bytes.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
+
+from google.protobuf.message import DecodeError
 
 from echostore.kernel.errors import Corrupt
 from echostore.kernel.ids import FEED_ID_BYTES, KEY_BYTES, FeedId, FeedKey, PartyKey, feed_id
@@ -21,16 +23,30 @@ from echostore.wire.epochs import FeedCut, cut_entry, read_cut_entry
 from echostore.wire.generated import control_state_pb2 as pb
 from echostore.wire.snapshot import canonical_message
 
+CONTROL_KEY = "control_state"
+"""Under which the FeedStore keeps the state that opening goes on from; empty: none."""
+
+FLOOR_KEY = "control_floor"
+"""Under which it keeps the state at which truncated control feeds begin."""
+
+EVIDENCE_KEY = "control_evidence"
+"""Under which it keeps the CID of why that one may be believed (`wire.control_evidence`)."""
+
 CredentialAt = Callable[[FeedKey, int, int], bytes]
 """The signed bytes of the credential at a place: feed, seq, position."""
 
 
+Place = tuple[FeedKey, int, int]
+"""Of a credential: feed, seq, position."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoredControl:
-    """A control state with the cuts of its feeds."""
+    """A control state with the cuts of its feeds, and its credentials as they were signed, by their places."""
 
     state: ControlState
     cuts: dict[FeedKey, FeedCut]
+    signed: dict[Place, bytes] = field(default_factory=dict, compare=False, repr=False)
 
 
 def encode_control_state(stored: StoredControl, credential: CredentialAt) -> bytes:
@@ -75,7 +91,21 @@ def read_control_state(data: bytes, party: PartyKey) -> StoredControl:
     known = {credential.hash for each in messages for credential in each.credentials}
     if not all(chain.epoch in known for chain in chains):
         raise Corrupt("a control state without the epoch that its chain begins with")
-    return StoredControl(ControlState(party, feeds, messages, chains), {cut.feed: cut for cut in cuts})
+    signed = {
+        (cuts[kept.feed].feed, kept.seq, position): raw
+        for kept in message.messages
+        for position, raw in zip(kept.positions, kept.credentials, strict=True)
+    }
+    return StoredControl(ControlState(party, feeds, messages, chains), {cut.feed: cut for cut in cuts}, signed)
+
+
+def read_cuts(data: bytes) -> dict[FeedKey, FeedCut]:
+    """The cuts alone, of bytes that were checked when they were kept."""
+    try:
+        message = pb.ControlState.FromString(data)
+    except DecodeError as error:
+        raise Corrupt("a control state that can't be read") from error
+    return {cut.feed: cut for cut in (read_cut_entry(feed.cut) for feed in message.feeds)}
 
 
 def _ascending(values: Sequence[object], what: str) -> None:

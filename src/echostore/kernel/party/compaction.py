@@ -39,7 +39,21 @@ from echostore.kernel.party.verdicts import is_genesis
 
 def compact(machine: PartyMachine, lengths: Mapping[FeedKey, int]) -> ControlState:
     """The control state below a causally closed cut, at or above the one that the machine went on from."""
-    below = _machine_below(machine, lengths)
+    return _compacted(_machine_below(machine, machine.start, lengths), lengths)
+
+
+def compact_from(machine: PartyMachine, start: ControlState, lengths: Mapping[FeedKey, int]) -> ControlState | None:
+    """The same from a later state, with what the machine holds above it: costs what came since.
+
+    None when some of that speaks of what the later state left out: then only the machine's own start will do.
+    """
+    if any(lengths.get(key, 0) < length for key, length in start.lengths.items()):
+        return None
+    below = _machine_below(machine, start, lengths)
+    return None if below.late else _compacted(below, lengths)
+
+
+def _compacted(below: PartyMachine, lengths: Mapping[FeedKey, int]) -> ControlState:
     starts = _chain_starts(below)
     events = _kept(below, starts)
     ends = {feed_id(key): length - 1 for key, length in lengths.items() if length}
@@ -50,7 +64,7 @@ def compact(machine: PartyMachine, lengths: Mapping[FeedKey, int]) -> ControlSta
         places[feed].add(last)
     kept = {feed: sorted(seqs) for feed, seqs in places.items()}
     return ControlState(
-        machine.party,
+        below.party,
         tuple(_feed(below, key, length, kept) for key, length in sorted(lengths.items()) if length),
         tuple(_messages(events, kept)),
         tuple(
@@ -72,13 +86,14 @@ def is_closed(machine: PartyMachine, lengths: Mapping[FeedKey, int]) -> bool:
     )
 
 
-def _machine_below(machine: PartyMachine, lengths: Mapping[FeedKey, int]) -> PartyMachine:
-    start = machine.start
-    if start is not None:
-        for key, length in start.lengths.items():
-            assert lengths.get(key, 0) >= length, "the cut goes back behind what this machine went on from"
+def _machine_below(machine: PartyMachine, start: ControlState | None, lengths: Mapping[FeedKey, int]) -> PartyMachine:
+    begun = start.lengths if start is not None else {}
+    for key, length in begun.items():
+        assert lengths.get(key, 0) >= length, "the cut goes back behind what this machine went on from"
     below = PartyMachine(machine.party, start)
-    told = [each for each in machine.messages if each.seq < lengths.get(each.feed_key, 0)]
+    told = [
+        each for each in machine.messages if begun.get(each.feed_key, 0) <= each.seq < lengths.get(each.feed_key, 0)
+    ]
     for message in sorted(told, key=lambda each: (each.depth, each.feed, each.seq)):
         below.receive(message)
     return below

@@ -207,6 +207,8 @@ class EpochGenesis:
     discard_before_ms: int = 0
     created_ms: int = 0
     child: PartyKey | None = None
+    control: bytes = b""
+    """The CID of the control state at the control timeframe; empty where none could be made."""
 
 
 @dataclass(frozen=True, slots=True)
