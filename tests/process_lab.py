@@ -30,6 +30,7 @@ from typing import Any, Protocol, Self
 
 import echostore
 from echostore.kernel.errors import Closed, EchoError
+from echostore.kernel.ids import POSITION_BITS, item_creator, item_local
 from echostore.kernel.timeframe import link_prefix
 from echostore.mesh.ticket import read_ticket
 from echostore.peer.anchors import Anchor
@@ -62,6 +63,9 @@ class Host:
     party: Any = None
     anchor: Anchor | None = None
     """How far its client has read the stream."""
+    watch: Any = None
+    """A live query of all notes, from the start of the service on."""
+    watches: int = 0
 
     @property
     def up(self) -> bool:
@@ -182,6 +186,7 @@ class Lab:
         self.lines.came_up(name, host.address)
         host.peer = echostore.open(host.home)
         host.party = host.peer.party(self.key) if self.key and not fresh else None
+        self._follow(host)
 
     def kill(self, name: str) -> None:
         """As a power cut: no goodbye."""
@@ -200,7 +205,7 @@ class Lab:
         status = host.process.wait(timeout=PATIENCE_S)
         assert host.process.stdout is not None
         host.process.stdout.close()
-        host.process = host.party = None
+        host.process = host.party = host.watch = None
         return status
 
     def found(self, names: str | None = None) -> None:
@@ -211,6 +216,7 @@ class Lab:
         first = self.hosts[wanted[0]]
         first.party = first.peer.create_party("Lab")
         self.key = first.party.key
+        self._follow(first)
         for name in wanted[1:]:
             self.join(name)
 
@@ -221,6 +227,7 @@ class Lab:
         invitation = self.hosts[inviter].party.invite(role)
         ticket = replace(read_ticket(invitation.ticket), addresses=(self.lines.address(inviter, name),))
         guest.party = guest.peer.join(ticket.text(), invitation.passcode)
+        self._follow(guest)
         until(lambda: guest.party.status.writable and self._admitted(guest), f"{name} knows that it is a member")
 
     def _admitted(self, host: Host) -> bool:
@@ -257,7 +264,43 @@ class Lab:
         assert place.seq == length - 1, (place, length)
         entry = [feed[:8].hex(), place.seq, link_prefix(place.link).hex()]
         self._say({"kind": "ok", "op": op, "entries": [entry]})
+        self._read(host, client)
         return receipt
+
+    def _read(self, host: Host, client: str) -> None:
+        """A client sees the state, with all that it wrote and saw before."""
+        try:
+            entries = host.party.timeframe.entries
+        except (EchoError, OSError) as error:
+            self._say({"kind": "info", "client": client, "what": f"{type(error).__name__}: {error}"})
+            return
+        shown = {feed.hex(): [at.seq, link_prefix(at.link).hex()] for feed, at in entries.items()}
+        self._say({"kind": "read", "peer": host.name, "client": client, "timeframe": shown})
+
+    def _follow(self, host: Host) -> None:
+        """Begin a live query, unless there is one or no party yet."""
+        if host.party is not None and host.watch is None:
+            host.watches += 1
+            host.watch = host.party.query(type="note").watch(initial=True)
+
+    def _told(self, host: Host) -> bool:
+        """Write down what the live query has told since the last time; whether that was anything."""
+        changes = []
+        while (change := host.watch.poll(0.0)) is not None:
+            changes.append(change)
+        # What is shown may not be durable yet, and the peer may still be at telling it: both are over after a flush.
+        host.party.flush()
+        for change in changes:
+            self._say({**_live(host), "added": _origins(change.added), "removed": _origins(change.removed)})
+        return bool(changes)
+
+    def _compare(self, host: Host) -> None:
+        """Write down what a fresh query answers, at a moment at which the live one has told all."""
+        self._told(host)
+        fresh = _origins(host.party.query(type="note").all())
+        while self._told(host):
+            fresh = _origins(host.party.query(type="note").all())
+        self._say({**_live(host), "added": [], "removed": [], "shows": fresh})
 
     def burst(self, name: str, count: int) -> Burst:
         """Writes that go on while other things happen."""
@@ -284,9 +327,8 @@ class Lab:
         if not host.up or host.party is None:
             return
         host.party.flush()
-        timeframe = host.party.timeframe
-        shown = {feed.hex(): [at.seq, link_prefix(at.link).hex()] for feed, at in timeframe.entries.items()}
-        self._say({"kind": "read", "peer": name, "client": f"reader-{name}", "timeframe": shown})
+        self._read(host, f"reader-{name}")
+        self._told(host)
         stream = host.party.stream(after=host.anchor)
         entries = [[each.feed.hex(), each.seq, link_prefix(each.link).hex()] for each in stream]
         before, host.anchor = host.anchor, stream.anchor()
@@ -344,6 +386,8 @@ class Lab:
         for host in up:
             assert host.party.snapshot().cid == cid
         self._say({"kind": "quiesce", "peers": [host.name for host in up], "proofs": True})
+        for host in up:
+            self._compare(host)
         return cid
 
     def _has_all(self, host: Host, acked: list[list[Any]]) -> bool:
@@ -397,6 +441,16 @@ class ProxyLab(Lab):
 
     def __init__(self, folder: Path, names: str, *, links: str | None = None) -> None:
         super().__init__(folder, names, ProxyLines(names), links=links)
+
+
+def _live(host: Host) -> Event:
+    return {"kind": "live", "peer": host.name, "client": f"reader-{host.name}", "query": f"notes-{host.watches}"}
+
+
+def _origins(items: Any) -> list[list[Any]]:
+    """The entries that made items."""
+    ids = [item.id for item in items]
+    return [[item_creator(item).hex(), item_local(item) >> POSITION_BITS] for item in ids]
 
 
 def _places(anchor: Anchor | None) -> dict[str, int]:

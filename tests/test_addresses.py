@@ -7,6 +7,7 @@ import pytest
 from echostore.kernel.ids import DeviceKey
 from echostore.mesh.ticket import read_ticket
 from echostore.peer.peer import Peer
+from echostore.peer.service import remembered_addresses
 from echostore.wire.mesh import (
     ADDRESSES_CHARACTERS_MAX,
     REACH_DEVICES_MAX,
@@ -56,6 +57,24 @@ def test_an_open_invitation_is_honoured_by_another_admin_while_its_host_is_gone(
         until(lambda: cats.status.standing == "editor")
         cats.create("property-set", type="task")
         converged(bobs, cats)
+
+
+def test_who_came_by_an_open_invitation_finds_the_other_admins_when_its_host_is_gone(tmp_path: Path) -> None:
+    """The ticket has Bob's address too. It is not taken for Ann's: then Bob would be sent away for not being her."""
+    with peers(tmp_path, "ann", "bob", "cat") as (ann, bob, cat):
+        trip = ann.create_party("Trip")
+        bobs = invited(ann, trip, bob, role="admin")
+        until(lambda: knows(ann, bob))
+        invitation = trip.invite("editor", open=True)
+        cats = cat.join(invitation.ticket)
+        assert remembered_addresses(cat) == {ann.device: [address(ann)], None: [address(bob)]}
+        assert address(bob) not in cat.network.reach_book.known()[DeviceKey(ann.device)]
+        assert all(cat.network.reach_book.known()), "what is told on has a device for each address"
+        until(lambda: DeviceKey(bob.device) in cat.network.node.links)
+        ann.close()
+        cats.create("property-set", type="task")
+        converged(bobs, cats)
+        assert cat.network.node.counters.refused["wrong-device"] == 0
 
 
 def test_other_invitations_name_the_host_alone(tmp_path: Path) -> None:

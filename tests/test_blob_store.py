@@ -1,6 +1,9 @@
 """BlobStore: content under its own name, checked on the way in and on the way out."""
 
+import os
 import sqlite3
+import tracemalloc
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,3 +96,96 @@ def test_damage_is_found_and_named(path: Path, value: str) -> None:
         store.put_many({victim: blobs[victim]})
         assert store.verify().sound
         assert store.get(victim, check=False) == blobs[victim]
+
+
+def nodes(count: int) -> dict[Cid, bytes]:
+    """Blobs that repeat themselves, and one that does not."""
+    contents = [f"node {number} ".encode() * 200 for number in range(count)] + [os.urandom(300)]
+    return {cid_of(data, PROTOBUF): data for data in contents}
+
+
+def stored(path: Path) -> int:
+    connection = sqlite3.connect(path)
+    try:
+        return int(connection.execute("SELECT sum(length(data)) FROM blobs").fetchone()[0])
+    finally:
+        connection.close()
+
+
+def test_packed_nodes_are_named_listed_and_sent_as_before(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blob_store, "PACK_BYTES", 3000)
+    blobs = nodes(9)
+    file = b"a file of somebody " * 100
+    with BlobStore(path) as store:
+        store.put_many(blobs)
+        store.put(file)
+        plain = stored(path)
+        before = list(store.list()), store.data_bytes(), store.verify()
+        store.pack()
+        assert stored(path) < plain // 3
+        assert stored(path) > len(file), "files are left alone"
+        assert (list(store.list()), store.data_bytes(), store.verify()) == before
+        assert {cid: store.get(cid) for cid in blobs} == blobs
+        assert store.get_some(blobs, 1 << 20) == blobs
+        assert len(store.get_some(blobs, 4000)) in (3, 4), "the room is counted in plain bytes"
+        packed = stored(path)
+        store.pack()
+        assert stored(path) == packed, "what was looked at is not looked at again"
+        assert store.put_many(blobs) == 0
+    with BlobStore(path, writable=False) as store:
+        assert {cid: store.get(cid) for cid in blobs} == blobs
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "data = x'00' || data",
+        "size = size - 1",
+        "size = size + 1",
+        "size = NULL",
+        "size = 'much'",
+        "size = 1 << 60",
+        "size = -1",
+        "size = length(data)",
+        "data = substr(data, 1, length(data) / 2)",
+    ],
+)
+def test_a_damaged_packed_blob_is_noticed(path: Path, damage: str) -> None:
+    blobs = nodes(2)
+    with BlobStore(path) as store:
+        store.put_many(blobs)
+        store.pack()
+    connection = sqlite3.connect(path)
+    connection.execute(f"UPDATE blobs SET {damage} WHERE size > length(data)")
+    connection.commit()
+    connection.close()
+    with BlobStore(path) as store:
+        verdict = store.verify()
+        assert len(verdict.damaged) == 2, "the one that could not be packed is sound"
+        for cid in verdict.damaged:
+            with pytest.raises(Corrupt):
+                store.get(cid)
+        assert set(store.get_some(blobs, 1 << 20)) == set(blobs) - set(verdict.damaged)
+        store.pack()
+        assert set(store.verify().damaged) == set(verdict.damaged)
+
+
+def test_a_packed_blob_never_takes_more_memory_than_a_blob_may(path: Path) -> None:
+    """A bomb: a few bytes that say they are as many as a blob may have, and inflate to far more."""
+    bomb = zlib.compress(bytes(50 * BLOB_BYTES_MAX))
+    cid = cid_of(b"x", PROTOBUF)
+    with BlobStore(path) as store:
+        store.put_many({cid: b"x"})
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE blobs SET data = ?, size = ?", (bomb, BLOB_BYTES_MAX))
+    connection.commit()
+    connection.close()
+    with BlobStore(path) as store:
+        tracemalloc.start()
+        try:
+            with pytest.raises(Corrupt):
+                store.get(cid)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert peak < 8 * BLOB_BYTES_MAX

@@ -158,7 +158,7 @@ def test_gc_truncates_below_the_epoch_before_the_base(tmp_path: Path) -> None:
         items[1]["n"] = 51
         before = party.snapshot().cid
         plan = plan_gc(party)
-        assert (plan.epoch, plan.blocks) == (1, first)
+        assert (plan.epoch, plan.blocks - plan.control_blocks, plan.control_blocks) == (1, first, 1)
         assert party.runtime.feeds.feed(own.key).base == 0
         done = run_gc(party)
         assert done.disk_after < done.disk_before

@@ -67,6 +67,13 @@ def stream(after: dict[str, int], entries: list[str], anchor: dict[str, int]) ->
     return {"kind": "stream", "client": "x", "stream": "t", "after": after, "entries": named, "anchor": anchor}
 
 
+def live(peer: str, added: str = "", removed: str = "", shows: str | None = None) -> Event:
+    """Entries by their names, with blanks between."""
+    origins = [[[entry[0], int(entry[1])] for entry in (each or "").split()] for each in (added, removed, shows)]
+    event = {"kind": "live", "peer": peer, "client": "x", "query": "q", "added": origins[0], "removed": origins[1]}
+    return event if shows is None else {**event, "shows": origins[2]}
+
+
 def epoch(*entries: str, attests: tuple[str, ...] = ("a", "b"), number: int = 1) -> Event:
     return {"kind": "epoch", "number": number, "timeframe": timeframe(*entries), "attests": attests, "quorum": 2}
 
@@ -200,6 +207,12 @@ BAD: dict[str, tuple[str, list[Event]]] = {
     "a stream skips an entry": ("I9", [A0, A1, stream({}, ["a1"], {"a": 1})]),
     "a stream repeats an entry": ("I9", [A0, stream({}, ["a0", "a0"], {"a": 0})]),
     "a stream's anchor is beyond its entries": ("I9", [A0, A1, stream({}, ["a0"], {"a": 1})]),
+    "a live query tells an item twice": ("I9", [A0, deliver("a", "a0"), live("a", "a0"), live("a", "a0")]),
+    "a live query tells what the peer does not have": ("I9", [A0, deliver("a", "a0"), live("b", "a0")]),
+    "a live query tells what comes later": ("I9", [A0, A1, deliver("a", "a0"), live("a", "a0 a1"), deliver("a", "a1")]),
+    "a live query takes back what it never told": ("I9", [A0, deliver("a", "a0"), live("a", "", "a0")]),
+    "a live query lacks an item": ("I9", [A0, deliver("a", "a0"), live("a", shows="a0")]),
+    "a live query keeps an item": ("I9", [A0, deliver("a", "a0"), live("a", "a0"), live("a", shows="")]),
     "a stream gives what nobody appended": ("I3", [stream({}, ["a0"], {"a": 0})]),
     # the history itself
     "an operation completes twice": ("H", [*wrote("1", "x"), {"kind": "ok", "op": "1"}]),
@@ -235,6 +248,14 @@ GOOD: dict[str, list[Event]] = {
     "a fork leaves every state": [
         *(*FORKED, *(deliver(peer, entry) for peer, entry in (("a", "z0"), ("a", "z1"), ("b", "z0"), ("b", "z1f")))),
         *(exclude("a", "z1", "fork"), exclude("b", "z1f", "fork"), state("a", "z0"), state("b", "z0"), QUIESCE),
+    ],
+    "a live query tells and takes back, and tells again": [
+        *(A0, deliver("a", "a0"), live("a", "a0"), live("a", "", "a0"), live("a", "a0"), live("a", shows="a0")),
+        *(crash("a"), boot("a", {"a": [1, "a0"]}, timeframe={}), deliver("a", "a0"), live("a", shows="a0")),
+    ],
+    "a live query tells late what a fork has taken": [
+        *(*FORKED, deliver("a", "z0"), deliver("a", "z1"), exclude("a", "z1", "fork")),
+        *(live("a", "z0 z1"), live("a", "", "z1"), live("a", shows="z0")),
     ],
     "an epoch pins one branch of a fork": [
         *(BYZANTINE, append("z", 0), append("z", 1, prev="z0"), append("z", 1, branch="f", prev="z0")),

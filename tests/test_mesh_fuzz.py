@@ -49,6 +49,7 @@ from echostore.wire.mesh import (
     Ping,
     Pong,
     Reach,
+    Roots,
     Seek,
     Sync,
     Want,
@@ -160,6 +161,7 @@ class Fuzzer:
             Parties((PartyEntry(PartyKey(self.chance.randbytes(32)), self.key(), "Bait"),), "x"),
             Reach({DeviceKey(self.chance.randbytes(32)): ("127.0.0.1:1", "nowhere")}),
             Seek(self.chance.randbytes(32), self.chance.choice((b"", self.chance.randbytes(64)))),
+            Roots(channel, self.chance.randbytes(16), self.chance.choice((b"", self.bytes(60)))),
         ]
         return choices[kind] if kind < len(choices) else Sync(channel, encode_frame(self.sync()))
 

@@ -4,17 +4,17 @@ import asyncio
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 import pytest
 
-from echostore.kernel.ids import DeviceKey, PartyKey
+from echostore.kernel.ids import Cid, DeviceKey, PartyKey
 from echostore.kernel.order import CONTROL
 from echostore.kernel.sync.frames import FeedTip, Hello, Request
 from echostore.kernel.sync.port import SyncPort
 from echostore.mesh import connection as mesh_connection
-from echostore.mesh.connection import WRITE_BYTES_HIGH, open_connection
+from echostore.mesh.connection import WRITE_BYTES_HIGH, Ended, Handshaken, accept, open_connection
 from echostore.mesh.node import Node, Standing
 from echostore.mesh.policy import Flow
 from echostore.peer.network import parse_address
@@ -92,7 +92,7 @@ class Bare:
     def progressed(self, party: PartyKey, device: DeviceKey, progress: object) -> None:
         """Nobody asks."""
 
-    def compacted(self, party: PartyKey) -> None:
+    def compacted(self, party: PartyKey, evidence: Cid | None) -> None:
         raise AssertionError("nothing is compacted here")
 
     def connected(self, device: DeviceKey, address: str) -> None:
@@ -204,6 +204,60 @@ def test_a_peer_that_asks_for_everything_and_reads_nothing_costs_little_and_is_l
         item = trip.create("property-set", type="task")
         trip.flush()
         until(lambda: has(bobs, item), seconds=LONG_PATIENCE_S)
+
+
+def test_a_peer_that_takes_again_is_served_again_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it waits for the other side, a connection looks often, however long it meant to rest before that."""
+    pauses: list[float] = []
+
+    async def wait_for(waiting: Coroutine[None, None, bool], pause: float) -> bool:
+        """Time does not pass: who rests for long is woken by nothing but an event."""
+        pauses.append(pause)
+        if pause >= 1.0:
+            return await waiting
+        waiting.close()
+        raise TimeoutError
+
+    async def fill_and_drain() -> list[bool]:
+        a, b = (SigningKey.generate() for _ in range(2))
+        accepted: asyncio.Queue[Handshaken] = asyncio.Queue()
+
+        async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await accepted.put(await accept(reader, writer, b))
+
+        server = await asyncio.start_server(take, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        shaken = await open_connection("127.0.0.1", port, a, expected=None)
+        other = await accepted.get()
+        told: list[bool] = []
+        again = asyncio.Event()
+
+        def writable(now: bool) -> None:
+            told.append(now)
+            if now:
+                again.set()
+
+        connection = shaken.connection
+        connection.on_writable = writable
+        running = asyncio.create_task(shaken.run(lambda frame: None))
+        while not pauses:
+            await asyncio.sleep(0)
+        size = WRITE_BYTES_HIGH + 1
+        transport = connection._writer.transport
+        monkeypatch.setattr(transport, "get_write_buffer_size", lambda: size, raising=False)
+        connection.send(Offer((bytes(16),)))
+        size = 0
+        async with asyncio.timeout(PATIENCE_S):
+            await again.wait()
+        connection.end(Ended("closing"))
+        await running
+        other.connection.end(Ended("closing"))
+        server.close()
+        return told
+
+    monkeypatch.setattr(mesh_connection.asyncio, "wait_for", wait_for)
+    assert asyncio.run(fill_and_drain()) == [False, True]
+    assert len(pauses) <= 3, "it rests again afterwards"
 
 
 class Tape:

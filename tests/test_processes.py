@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from echostore.testing.checker import Event, check_events
 from process_lab import ProxyLab, chaos, cuts_and_drops, until
 
 
@@ -15,6 +16,35 @@ def test_three_processes_write_through_cuts_and_drops_and_agree(tmp_path: Path) 
     with ProxyLab(tmp_path, "abc") as lab:
         cuts_and_drops(lab)
         lab.judge()
+        sessions_count(lab.history())
+
+
+def sessions_count(events: list[Event]) -> None:
+    """What clients read was judged: the same history with one thing that a client must not see is found out (I9)."""
+    reads = [event for event in events if event["kind"] == "read"]
+    assert {event["client"] for event in reads} == {f"{role}-{name}" for role in ("client", "reader") for name in "abc"}
+    last = events[-1]["time"]
+    own = [event for event in reads if event["client"] == "client-b"]
+    told = [event for event in events if event["kind"] == "live" and event["client"] == "reader-c"]
+    assert told[-1]["shows"]
+    first = next(event for event in told if event["added"])
+    streamed = [event for event in events if event["kind"] == "stream" and event["entries"]]
+    unseen = {**own[-1], "time": last, "client": "another", "timeframe": {}}
+    mine = next(event for event in events if event["kind"] == "inv" and event["client"] == "client-b")
+    broken = {
+        "saw": [*events, {**own[0], "time": last}],
+        "does not see its own write": [
+            {**event, "client": "another"} if event is mine else event for event in [*events, unseen]
+        ],
+        "twice": [*events, {**first, "time": last}],
+        "lacks": [event if event is not first else {**event, "added": event["added"][1:]} for event in events],
+        "still shows": [event if event is not told[-1] else {**event, "shows": event["shows"][1:]} for event in events],
+        "repeated": [*events, {**streamed[0], "time": last, "stream": "again", "after": streamed[0]["anchor"]}],
+    }
+    for found, history in broken.items():
+        violations = [each for each in check_events(history).violations if found in each.what]
+        assert violations, f"nobody noticed: {found}"
+        assert {each.invariant for each in violations} == {"I9"}, found
 
 
 @pytest.mark.parametrize(("names", "seed", "steps"), [("abc", 1, 40), ("abcde", 2, 40)])

@@ -9,7 +9,7 @@ import pytest
 import echostore
 from echostore.kernel import snapshot as shape
 from echostore.kernel.errors import Corrupt, EchoError, Refused, UsageError
-from echostore.kernel.ids import Cid
+from echostore.kernel.ids import Cid, ItemId
 from echostore.peer.party import Party
 from echostore.peer.transfer import export_party, import_party
 from echostore.wire.car import read_car, write_car
@@ -246,16 +246,37 @@ def test_the_next_snapshot_reads_the_page_that_changed_and_the_nodes_above_it(
     party = circle.party("ann")
     items = many(party, 600)
     party.snapshot()
-    store = party.runtime.items
+    store, blobs = party.runtime.items, party.runtime.blobs
     assert store is not None
+    assert blobs is not None
     pages: list[str] = []
-    looks: list[str] = []
-    states_under, node, branches = store.states_under, store.node, store.branches
+    read: list[ItemId] = []
+    looks: list[object] = []
+    states_under, states_of, node, get = store.states_under, store.states_of, store.node, blobs.get
     monkeypatch.setattr(store, "states_under", lambda path: pages.append(path) or states_under(path))
+    monkeypatch.setattr(store, "states_of", lambda items: read.extend(items) or states_of(items))
     monkeypatch.setattr(store, "node", lambda path: looks.append(path) or node(path))
-    monkeypatch.setattr(store, "branches", lambda path: looks.append(path) or branches(path))
+    monkeypatch.setattr(blobs, "get", lambda cid: looks.append(cid) or get(cid))
     items[7]["n"] = -1
     party.snapshot()
-    (page,) = pages
-    assert len(page) >= 2, "600 items have a page below two nodes"
-    assert len(looks) <= len(page) + 3, "one look for each node on the way"
+    assert pages == [], "of the others in its page nothing is read but the page"
+    assert read == [items[7].id]
+    assert 3 <= len(looks) <= 6, "one look for each node on the way, and the top"
+
+
+def test_a_page_that_is_lost_is_made_from_the_rows(circle: Circle) -> None:
+    party = circle.party("ann")
+    items = many(party, 300)
+    first = party.snapshot()
+    blobs = party.runtime.blobs
+    assert blobs is not None
+    gone = [cid for cid in first.reader().reachable() if cid != first.root.index_root]
+    assert gone
+    blobs.delete(gone)
+    items[7]["n"] = -1
+    changed = party.snapshot().cid
+    assert party.runtime.items is not None
+    party.runtime.items.forget_tree()
+    again = party.snapshot()
+    assert again.cid == changed, "the same as built from all rows"
+    assert len(list(again.reader().items())) == again.item_count

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from control_floors import control_from
 from echostore.kernel.errors import NotFound
 from echostore.kernel.ids import FeedKey, Link
 from echostore.kernel.order import Cut, FeedCursor, Orderer
@@ -61,15 +62,6 @@ def blobs_of(giver: Party, taker: Party) -> Any:
             cids = [below for each in cids for below in follow(each, giver.runtime.blobs.get(each))] if follow else []
 
     return fetch
-
-
-def control_from(giver: Party, taker: Party) -> None:
-    for tip in giver.sync_port.feeds():
-        start = taker.runtime.feeds.length(tip.feed) if taker.runtime.feeds.has_feed(tip.feed) else 0
-        if tip.kind == "control" and tip.tip.length > start:
-            found = giver.sync_port.read(tip.feed, start, 1000, 1 << 24, tip.tip.link)
-            assert found is not None
-            taker.sync_port.ingest(tip.feed, tip.kind, start, *found)
 
 
 def started(giver: Party, taker: Party) -> None:

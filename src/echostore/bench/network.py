@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from echostore.bench import Measure
+from echostore.bench.keystroke_floor import keystroke_floor
 from echostore.kernel.feed import Head
 from echostore.kernel.ids import FeedKey, Link
 from echostore.kernel.sync.serving import RANGE_BYTES
@@ -98,7 +99,7 @@ def _ranges(party: Party, beyond: Party | None = None) -> Iterator[tuple[Any, ..
         start = beyond.runtime.feeds.length(tip.feed) if beyond is not None else 0
         while start < tip.tip.length:
             found = port.read(tip.feed, start, 1 << 16, RANGE_BYTES, tip.tip.link)
-            assert found is not None, tip
+            assert isinstance(found, tuple), tip
             payloads, head = found
             yield tip.feed, tip.kind, start, list(payloads), head.length, head.link, head.signature
             start += len(payloads)
@@ -200,9 +201,11 @@ def _keystroke(folder: Path, party: bytes, narrate: Narrate) -> list[Measure]:
     writer.communicate()
     waits = [seen[str(number)] - at for number, at in enumerate(wrote["at"], 1)][KEYSTROKES // 10 :]
     median, bare, sync = statistics.median(waits), wrote["round_trip"], _sync_s(folder / "synced")
+    floor = keystroke_floor(folder).seconds + bare / 2
     detail = (
         f"{median * 1e6:.0f} us, a bare round trip {bare * 1e6:.0f} us; the writer's sync alone, which has to come first, "
-        f"takes {sync * 1e6:.0f} us here ({sync / bare:.1f} round trips)"
+        f"takes {sync * 1e6:.0f} us here ({sync / bare:.1f} round trips); the steps that can't be left out, with bare "
+        f"libraries, {floor * 1e6:.0f} us ({floor / bare:.1f})"
     )
     return [Measure("keystroke", median / bare, GOAL_KEYSTROKE, detail)]
 

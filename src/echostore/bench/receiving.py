@@ -35,7 +35,7 @@ def measure(folder: Path, narrate: Callable[[str], None]) -> list[Measure]:
             start = 0
             while start < tip.tip.length:
                 found = source.read(tip.feed, start, BATCH, 1 << 20, tip.tip.link)
-                assert found is not None, tip
+                assert isinstance(found, tuple), tip
                 ranges.append((tip.feed, tip.kind, start, found[0], found[1]))
                 start += len(found[0])
         started = time.perf_counter()

@@ -5,6 +5,7 @@
 """
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from echostore.cli.output import counted
@@ -24,11 +25,15 @@ class Unequal(Corrupt):
 
 def items_as_folded(peer: "Peer", known: "KnownParty") -> Iterator[str]:
     """What was compared, in words; raises Corrupt at the first difference."""
+    from echostore.store.blob_store import BlobStore
     from echostore.store.item_audit import audit_items
 
-    path = peer.home.party(known.key).items
+    folder = peer.home.party(known.key)
+    path = folder.items
     if path.exists():
-        yield f"{counted(audit_items(path), 'row')} as written"
+        with BlobStore(folder.blobs, writable=False) if folder.blobs.exists() else nullcontext() as blobs:
+            rows = audit_items(path, None if blobs is None else blobs.get)
+        yield f"{counted(rows, 'row')} as written"
     if known.state == "closed":
         return
     party = peer.party(known.key)

@@ -186,13 +186,16 @@ def audit(
             parties=report.parties,
             feeds=report.feeds,
             blocks=report.blocks,
+            checked=report.checked,
             counts=report.counts,
             sound=report.sound,
         )
-    output.note(
-        f"{counted(report.blocks, 'block')} of {counted(report.feeds, 'feed')} checked: "
-        + ("sound" if report.sound else "BROKEN")
-    )
+    checked = counted(report.blocks, "block")
+    if report.checked < report.blocks:
+        checked = f"{report.checked:,} of {checked}, without the parties in damaged files,"
+    else:
+        checked += f" of {counted(report.feeds, 'feed')}"
+    output.note(f"{checked} checked: " + ("sound" if report.sound else "BROKEN"))
     return 0 if report.sound else INTEGRITY_BROKEN
 
 

@@ -73,6 +73,8 @@ class _Waiter:
     came: list[tuple[Cid, bytes]] = field(default_factory=list)
     """Arrived, and not followed yet."""
     done: int = 0
+    strangers: bool = False
+    """Whether also devices are asked that are not known as members."""
 
     @property
     def left(self) -> int:
@@ -92,6 +94,10 @@ class _Fetching:
     @property
     def full(self) -> bool:
         return len(self.arrived) >= STORE_BLOBS or self.arrived_bytes >= STORE_BYTES
+
+    @property
+    def strangers(self) -> bool:
+        return any(waiter.strangers for waiter in self.waiters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +132,15 @@ class BlobExchange:
         patience_s: float = 30.0,
         progress: Callable[[int, int], None] = lambda done, total: None,
         follow: Follow | None = None,
+        strangers: bool = False,
     ) -> int:
         """Get blobs and keep them; returns how many came. Unavailable when nothing comes any more.
 
         What is here already is not asked for. With `follow` also what they lead to, and so on: nodes of a tree while their siblings are under way. It is
-        called once for each node that is here or arrives, in no certain order.
+        called once for each node that is here or arrives, in no certain order. With `strangers` also of those who are not
+        known as members: whoever knows no member yet has nobody else to ask.
         """
-        waiter = _Waiter(follow, list(dict.fromkeys(cids)))
+        waiter = _Waiter(follow, list(dict.fromkeys(cids)), strangers=strangers)
         waiter.waiting.reverse()
         state = self._fetching.setdefault(party, _Fetching())
         state.waiters.append(waiter)
@@ -200,12 +208,12 @@ class BlobExchange:
     def _plan(self, party: PartyKey, state: _Fetching) -> None:
         for link in self._node.links.values():
             allowed = self._peer.flow(link.device) is not Flow.UP and link.device not in self.poisoners
-            if allowed and link.channel_for(party) is not None:
+            if allowed and link.channel_for(party, strangers=state.strangers) is not None:
                 state.wants.source(link)
         if not state.wants.idle():
             return
         for step in state.wants.plan(asyncio.get_running_loop().time()):
-            channel = step.source.channel_for(party)
+            channel = step.source.channel_for(party, strangers=state.strangers)
             if channel is None:
                 state.wants.lost(step.source)
                 continue
@@ -218,7 +226,7 @@ class BlobExchange:
 
     def receive(self, link: Link, frame: MeshFrame) -> None:
         assert isinstance(frame, Want | Have | Blob | Blobs)
-        party = link.party_of(frame.channel)
+        party = link.party_of(frame.channel, strangers=not isinstance(frame, Want))
         if party is None:
             return  # of a party that is not replicated with this device, or no longer
         if isinstance(frame, Want):

@@ -81,7 +81,8 @@ class Connection:
         self._straight: socket.socket | None = None
         self._rest = bytearray()
         """What the transport has to take before anything else: it did not fit when it was sent past the loop."""
-        self._over = asyncio.Event()
+        self._stirred = asyncio.Event()
+        """Set when `_keep` has to look at once: the connection has ended, or waits for the other side to take more."""
         self.on_writable: Callable[[bool], None] = lambda writable: None
         writer.transport.set_write_buffer_limits(high=WRITE_BYTES_HIGH, low=WRITE_BYTES_LOW)
 
@@ -109,6 +110,7 @@ class Connection:
         if self._writable and self._writer.transport.get_write_buffer_size() > WRITE_BYTES_HIGH:
             self._writable = False
             self._drained_at = self._loop.time()
+            self._stirred.set()
             self.on_writable(False)
 
     def send_straight(self, frame: MeshFrame) -> bool:
@@ -184,7 +186,7 @@ class Connection:
                 self._rest = bytearray()
             if self._straight is not None:
                 self._straight.close()
-        self._over.set()
+        self._stirred.set()
         self._writer.close()
         # What is still to be sent goes first; a peer that does not take it does not keep the connection for ever.
         self._loop.call_later(FAREWELL_S, self._writer.transport.abort)
@@ -214,7 +216,8 @@ class Connection:
         while self.ended is None:
             pause = 0.05 if not self._writable else 1.0
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._over.wait(), pause)
+                await asyncio.wait_for(self._stirred.wait(), pause)
+            self._stirred.clear()
             now = self._loop.time()
             if not self._writable:
                 size = self._writer.transport.get_write_buffer_size()

@@ -14,7 +14,7 @@ from echostore.kernel.ids import FeedKey, Link
 from echostore.kernel.reasons import Reason
 from echostore.kernel.sync.events import Progress
 from echostore.kernel.sync.frames import Blocks, FeedTip
-from echostore.kernel.sync.port import Rejection, SyncPort
+from echostore.kernel.sync.port import Gone, Rejection, SyncPort
 
 FAREWELL_S: Final = 20.0
 """So long may a removed device take to hear of it; then the party is left without its word."""
@@ -57,7 +57,7 @@ class FarewellPort:
             return None
         found = self._port.read(key, start, min(blocks_max, tip.tip.length - start), bytes_max, tip.tip.link)
         # At least one range up to a head is read, and the cut is at one: nothing beyond it can be in it.
-        return None if found is None or found[1].length > tip.tip.length else found
+        return None if found is None or isinstance(found, Gone) or found[1].length > tip.tip.length else found
 
     def ingest(self, key: FeedKey, kind: str, start: int, payloads: Sequence[bytes], head: Head) -> int | Rejection:
         return Rejection(Reason.UNADMITTED)

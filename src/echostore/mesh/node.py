@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol
 
-from echostore.kernel.ids import DeviceKey, PartyKey
+from echostore.kernel.ids import Cid, DeviceKey, PartyKey
 from echostore.kernel.sync.events import Progress
 from echostore.kernel.sync.frames import FeedTip
 from echostore.kernel.sync.port import SyncPort
@@ -46,6 +46,7 @@ from echostore.wire.mesh import (
     Offer,
     Parties,
     Reach,
+    Roots,
     Seek,
     Sync,
     Want,
@@ -92,8 +93,11 @@ class MeshPeer(Protocol):
     def flow(self, device: DeviceKey) -> Flow: ...
     def sync_port(self, party: PartyKey) -> SyncPort: ...
     def progressed(self, party: PartyKey, device: DeviceKey, progress: Progress) -> None: ...
-    def compacted(self, party: PartyKey) -> None:
-        """Another peer has blocks no more that are lacking here: an epoch stands for them."""
+    def compacted(self, party: PartyKey, evidence: Cid | None) -> None:
+        """Another peer has blocks no more that are lacking here: an epoch stands for them.
+
+        Of a control feed, `evidence` names why a control state may be believed to stand for them.
+        """
         ...
 
     def connected(self, device: DeviceKey, address: str) -> None: ...
@@ -237,17 +241,19 @@ class Link:
             self._hand_over(self.node.identities, frame)
         elif isinstance(frame, Reach):
             self._hand_over(self.node.reach, frame)
+        elif isinstance(frame, Roots):
+            self._hand_over(self.node.roots, frame)
         else:
             raise MalformedFrame(f"an unexpected {type(frame).__name__}")
 
-    def party_of(self, channel: Channel) -> PartyKey | None:
-        """The party of a channel, for members only."""
+    def party_of(self, channel: Channel, *, strangers: bool = False) -> PartyKey | None:
+        """The party of a channel, for members only; or also for who is not known as one yet."""
         known = self.channels.get(channel)
-        return known.party if known is not None and known.for_member else None
+        return known.party if known is not None and (known.for_member or (strangers and known.newcomer)) else None
 
-    def channel_for(self, party: PartyKey) -> Channel | None:
+    def channel_for(self, party: PartyKey, *, strangers: bool = False) -> Channel | None:
         for channel, known in self.channels.items():
-            if known.party == party and known.for_member:
+            if known.party == party and self.party_of(channel, strangers=strangers) is not None:
                 return channel
         return None
 
@@ -259,7 +265,8 @@ class Link:
     def stop(self) -> None:
         for channel in list(self.channels):
             self._drop(channel)
-        for handler in (self.node.blobs, self.node.invitations, self.node.identities, self.node.reach):
+        node = self.node
+        for handler in (node.blobs, node.invitations, node.identities, node.reach, node.roots):
             if handler is not None:
                 handler.closed(self)
 
@@ -292,6 +299,7 @@ class Node:
         self.identities: FrameHandler | None = None
         self.blobs: FrameHandler | None = None
         self.reach: FrameHandler | None = None
+        self.roots: FrameHandler | None = None
         self.on_member: list[Callable[[Link], None]] = []
         """Told when a party begins to be replicated with a device that is known as a member."""
         self.addresses: list[str] = []

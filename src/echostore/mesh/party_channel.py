@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from echostore.kernel.errors import Closed
 from echostore.kernel.feed import Head
-from echostore.kernel.ids import FeedKey, PartyKey
+from echostore.kernel.ids import Cid, FeedKey, PartyKey
 from echostore.kernel.ids import Link as BlockLink
 from echostore.kernel.order import CONTROL
 from echostore.kernel.reasons import Reason
@@ -205,7 +205,7 @@ class PartyChannel:
             link.node.peer.progressed(self.party, link.device, effect)
         elif isinstance(effect, Unobtainable):
             if effect.reason is RefusalReason.COMPACTED:
-                link.node.peer.compacted(self.party)
+                link.node.peer.compacted(self.party, Cid(effect.evidence) if effect.evidence else None)
         elif isinstance(effect, Score):
             link.node.counters.scores[effect.misbehaviour] += 1
             log.warning("misbehaviour", extra={"device": link.device.hex(), "what": effect.misbehaviour})

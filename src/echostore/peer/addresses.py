@@ -38,12 +38,14 @@ class Addresses:
 
     def known(self) -> dict[DeviceKey, tuple[str, ...]]:
         """Addresses by device, the last told first."""
-        from echostore.peer.inviting import ADDRESSES_SETTING
+        from echostore.peer.inviting import ADDRESSES_SETTING, SOMEBODY
 
         with self._peer.lock:
             found: dict[DeviceKey, tuple[str, ...]] = {}
             for setting in (_SETTING, ADDRESSES_SETTING):
                 for device, addresses in self._peer.meta.setting(setting, {}).items():
+                    if device == SOMEBODY:
+                        continue
                     key = DeviceKey(bytes.fromhex(device))
                     found[key] = tuple(dict.fromkeys((*found.get(key, ()), *addresses)))
             return found

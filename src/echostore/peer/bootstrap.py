@@ -8,6 +8,9 @@
 While 3 runs, single items and views can be read: `EarlyReader` fetches what lies on their path first. Nobody waits for
 step 3 for ever: when nothing comes, the history is asked for instead, and step 3 is tried again when that is gone too.
 
+Where control feeds begin later on the other side, step 1 starts from the control state there (`control_floor`): whoever
+refuses a range says why one may be believed. What is not to be believed is left, and the next one's is looked at.
+
 One thread per peer, `echostore-bootstrap`, does the fetching; it takes the peer's lock to look and to install.
 """
 
@@ -20,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from echostore.kernel.errors import Closed, Corrupt, EchoError, NotFound, TimedOut
+from echostore.kernel.errors import Closed, Corrupt, EchoError, NotFound, Refused, TimedOut
 from echostore.kernel.ids import Cid, ItemId, PartyKey, feed_id, item_text
 from echostore.kernel.items.record import ItemRecord
 from echostore.kernel.items.tree import Tree
@@ -29,7 +32,9 @@ from echostore.kernel.party.epoch_chain import Epoch, enough_to_join
 from echostore.kernel.snapshot import TreeTop
 from echostore.mesh.blob_exchange import Follow, Unavailable
 from echostore.peer.base_standing import covers, install
-from echostore.peer.control_standing import fold_whole
+from echostore.peer.control_floor import brings_on, fetch_floor
+from echostore.peer.control_floor import stand_on as stand_on_floor
+from echostore.peer.control_standing import fold_whole, no_epoch
 from echostore.peer.opening import WAITS_FOR_EPOCH
 from echostore.wire.base_epoch import FETCHING_KEY, BaseEpoch, BaseName
 from echostore.wire.cids import RAW, cid_of
@@ -252,7 +257,7 @@ def fetch_epoch(party: "Party", number: int, fetch: Fetch, progress: Progress = 
         fold_whole(runtime.processor)
         epoch = runtime.processor.membership.machine.epoch_tally(child).accepted(number)
     if epoch is None:
-        raise NotFound(f"the party has no epoch {number}", next_step="`echostore epoch list` shows its epochs.")
+        raise no_epoch(runtime.processor, number)
     blobs = runtime.blobs
     assert blobs is not None
     name = BaseName.of(epoch.genesis, epoch.hash)
@@ -333,6 +338,12 @@ class Bootstraps:
         self._future: concurrent.futures.Future[int] | None = None
         self._closing = threading.Event()
         self.outcomes: dict[PartyKey, Outcome] = {}
+        self._floors: dict[PartyKey, dict[Cid, None]] = {}
+        """Evidence for control states that is to be looked at."""
+        self._risen: set[PartyKey] = set()
+        """Parties that started from a control state, and have not looked for their epoch since."""
+        self.refused: dict[tuple[PartyKey, Cid], str] = {}
+        """Evidence that was not believed, and why: it is not looked at again."""
 
     def watch(self, party: "Party") -> None:
         """Follow a party that waits for its epoch."""
@@ -343,32 +354,45 @@ class Bootstraps:
     def consider(self, party: "Party") -> None:
         """Called under the peer's lock, whenever control may have moved."""
         runtime = party.runtime
-        if not runtime.data_held or runtime.closed or not control_settled(party):
+        if runtime.closed or not (runtime.data_held or party.key in self._risen) or not control_settled(party):
             return
-        if believable(runtime) is None:
+        if not runtime.data_held:  # it slept: what it lacks of the data may be gone like the control messages were
+            self._risen.discard(party.key)
+            self.compacted(party)
+        elif believable(runtime) is None:
             self._replay(party, "the party has no epoch that a newcomer may believe")
         else:
             self._start(party.key)
 
-    def compacted(self, party: "Party") -> None:
-        """Blocks that this peer lacks are gone elsewhere: only an epoch can bring it on."""
+    def compacted(self, party: "Party", evidence: Cid | None = None) -> None:
+        """Blocks that this peer lacks are gone elsewhere: only an epoch can bring it on.
+
+        Of a control feed: the control state of one, for which there is evidence.
+        """
         runtime = party.runtime
+        if evidence is not None:
+            if (party.key, evidence) not in self.refused and runtime.processor.parent is None:
+                self._floors.setdefault(party.key, {})[evidence] = None
+                self._start(party.key)
+            return
         epoch = believable(runtime)
         if epoch is not None and (runtime.processor.base is None or runtime.processor.base.name.number < epoch.number):
             self._start(party.key)
 
-    def fetching(self, party: PartyKey, *, patience_s: float = PATIENCE_S) -> Fetch:
-        """Gets blobs of a party, until closed."""
+    def fetching(self, party: PartyKey, *, patience_s: float = PATIENCE_S, strangers: bool = False) -> Fetch:
+        """Gets blobs of a party, until closed; with `strangers` also from those who are not known as members."""
 
         def fetch(cids: list[Cid], follow: Follow | None = None) -> None:
-            self._fetch(party, cids, follow, patience_s)
+            self._fetch(party, cids, follow, patience_s, strangers)
 
         return fetch
 
-    def _fetch(self, party: PartyKey, cids: list[Cid], follow: Follow | None, patience_s: float) -> None:
+    def _fetch(
+        self, party: PartyKey, cids: list[Cid], follow: Follow | None, patience_s: float, strangers: bool
+    ) -> None:
         if self._closing.is_set():
             raise Closed("the peer is being closed")
-        work = self._network.blobs.fetch(party, cids, patience_s=patience_s, follow=follow)
+        work = self._network.blobs.fetch(party, cids, patience_s=patience_s, follow=follow, strangers=strangers)
         future = self._future = asyncio.run_coroutine_threadsafe(work, self._network.loop)
         if self._closing.is_set():
             future.cancel()
@@ -412,13 +436,21 @@ class Bootstraps:
                     self._thread = None
                     return
                 key = next(iter(self._due))
+            risen: Party | None = None
             try:
-                self._one(self._peer.party(key))
+                party = self._peer.party(key)
+                if self._rise(party):
+                    risen = party
+                else:
+                    self._one(party)
             except EchoError as error:
                 _log.warning("a party could not start from its epoch", extra={"party": key.hex(), "why": str(error)})
             finally:
                 with self._lock:
                     self._due.pop(key, None)
+            if risen is not None:  # the epoch is looked for once what follows the state is here, which may be so by now
+                with self._peer.lock:
+                    self.consider(risen)
 
     def _one(self, party: "Party") -> None:
         with party.reading() as runtime:
@@ -434,6 +466,50 @@ class Bootstraps:
         self.outcomes[party.key] = outcome
         _log.info("a party starts from an epoch", extra={"party": party.key.hex(), "epoch": epoch.number})
         release(party)
+
+    def _rise(self, party: "Party") -> bool:
+        """Look at the evidence for control states; whether that was all there was to do."""
+        looked = False
+        while waiting := self._next_floor(party.key):
+            looked = True
+            try:
+                self._start_control(party, waiting)
+            except (Unavailable, TimedOut, NotFound) as error:
+                _log.warning("a control state could not be had", extra={"party": party.key.hex(), "why": str(error)})
+            except (Corrupt, Refused) as error:
+                self.refused[party.key, waiting] = error.what
+                _log.warning("a control state was refused", extra={"party": party.key.hex(), "why": error.what})
+        return looked
+
+    def _next_floor(self, party: PartyKey) -> Cid | None:
+        with self._peer.lock:
+            waiting = self._floors.get(party, {})
+            found = next(iter(waiting), None)
+            if found is None:
+                self._floors.pop(party, None)
+            else:
+                del waiting[found]
+            return found
+
+    def _start_control(self, party: "Party", evidence: Cid) -> None:
+        # Who has nothing of control knows no members yet.
+        runtime, fetch = party.runtime, self.fetching(party.key, strangers=True)
+        blobs = runtime.blobs
+        assert blobs is not None
+
+        def get(cid: Cid) -> bytes:
+            fetch([cid])
+            return blobs.get(cid)
+
+        floor = fetch_floor(evidence, runtime.processor, get)
+        with party.reading():
+            if not brings_on(runtime.processor, floor):
+                return
+            runtime.flush()
+            self._risen.add(party.key)
+            stand_on_floor(runtime.processor, floor, blobs)
+            party.sync_port.control_begun()
+            _log.info("a party starts from a control state", extra={"party": party.key.hex()})
 
     def _replay(self, party: "Party", why: str) -> None:
         """Ask for the history."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from echostore.kernel.errors import Compacted, NotFound, UsageError
+from echostore.kernel.errors import Compacted, UsageError
 from echostore.kernel.ids import FeedId, ItemId, feed_id
 from echostore.kernel.items.operations import GENESIS, METADATA, PLACEMENT, ItemOperation
 from echostore.kernel.items.record import ItemRecord
@@ -21,7 +21,7 @@ from echostore.kernel.timeframe import Position, Timeframe
 from echostore.kernel.values import Path, Value, timestamp_us
 from echostore.peer.anchors import Anchor
 from echostore.peer.base_following import open_epoch
-from echostore.peer.control_standing import fold_whole
+from echostore.peer.control_standing import fold_whole, no_epoch
 from echostore.peer.processor import Delivered, PartyProcessor
 from echostore.peer.runtime import PartyRuntime
 from echostore.wire.base_epoch import BaseEpoch
@@ -135,7 +135,7 @@ def resolve_moment(runtime: PartyRuntime, moment: Any) -> tuple[Timeframe, Timef
 def _timeframes_of_epoch(runtime: PartyRuntime, number: int) -> tuple[Timeframe, Timeframe]:
     epoch = _tally(runtime).accepted(number)
     if epoch is None:
-        raise NotFound(f"the party has no epoch {number}", next_step="`echostore epoch list` shows its epochs.")
+        raise no_epoch(runtime.processor, number)
     data, control = (
         Timeframe.of((feed_id(entry.feed), Position(entry.seq, entry.link)) for entry in entries)
         for entries in (epoch.genesis.timeframe, epoch.genesis.control_timeframe)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -58,6 +58,8 @@ EXPIRES_S = 600.0
 STEP_S = 20.0
 """How long a guest waits for the host's next word."""
 ADDRESSES_SETTING = "peer_addresses"
+SOMEBODY = ""
+"""Stands in it for the device, where only the address is known."""
 _log = logging.getLogger("echostore.mesh")
 _SETTING = "invitations"
 _T = TypeVar("_T")
@@ -439,8 +441,12 @@ class Inviting:
 
         link, welcome = self._network.call(_explained(attempt()), timeout + STEP_S)
         party = self._peer.enter(welcome)
-        # Of an open invitation another admin may have been the host.
-        self.remember(link.device, read.addresses if link.device == read.host else [link.connection.address])
+        if read.kind is Kind.OPEN:  # it names other admins too, and does not say which address is whose
+            here = link.connection.address
+            self.remember(link.device, [here])
+            self.remember(None, [address for address in read.addresses if address != here])
+        else:
+            self.remember(link.device, read.addresses)
         return party
 
     def join_device(self, ticket: str, passcode: str | None, timeout: float) -> "list[Party]":
@@ -542,11 +548,14 @@ class Inviting:
             raise InvitationFailed(Reason.MALFORMED, f"{kind} instead of {wanted}")
         return step
 
-    def remember(self, device: DeviceKey, addresses: Iterable[str]) -> None:
-        """Find a device again after a restart."""
+    def remember(self, device: DeviceKey | None, addresses: Sequence[str]) -> None:
+        """Find a device again after a restart; None for some member, whoever that is."""
         with self._peer.lock:
             known = dict(self._peer.meta.setting(ADDRESSES_SETTING, {}))
-            known[device.hex()] = list(addresses)
+            if device is not None:
+                known[device.hex()] = list(addresses)
+            elif addresses:
+                known[SOMEBODY] = list(dict.fromkeys((*addresses, *known.get(SOMEBODY, ()))))[:ADDRESSES_MAX]
             self._peer.meta.set_setting(ADDRESSES_SETTING, known)
         for address in addresses:
             self._network.keep_connecting(address, device=device)

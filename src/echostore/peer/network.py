@@ -28,6 +28,7 @@ from echostore.mesh.node import Link, Node, Standing
 from echostore.mesh.policy import Flow
 from echostore.peer.addresses import Addresses
 from echostore.peer.bootstrap import Bootstraps
+from echostore.peer.coherence_roots import RootLines
 from echostore.peer.inviting import Inviting
 from echostore.peer.own_devices import OwnDevices
 from echostore.peer.progress import PartyProgress, party_progress
@@ -88,6 +89,9 @@ class Network:
         self.node.identities = self.own_devices
         self.reach_book = Addresses(peer, self)
         self.node.reach = self.reach_book
+        self.root_lines = RootLines(peer, self)
+        self.node.roots = self.root_lines
+        self.node.on_member.append(self.root_lines.opened)
         self.node.on_member.append(self.reach_book.tell_own)
         self.node.on_link.append(lambda link: self.soon(self.own_devices.review))
         self.blobs = BlobExchange(self.node, self)
@@ -217,7 +221,7 @@ class Network:
 
     def progress(self, party: PartyKey) -> PartyProgress:
         """How far a party has come here, of what anyone has announced."""
-        return party_progress(self._peer.party(party))
+        return party_progress(self._peer.opened(party) or self._peer.party(party))
 
     def set_flow(self, device: bytes, flow: str) -> None:
         """What may flow between this peer and a device: both, up (only from here) or down (only to here)."""
@@ -368,9 +372,9 @@ class Network:
         known.announced(progress.feed, progress.held)
         known.acknowledge(device, {progress.feed: progress.held}, {progress.feed: progress.processed})
 
-    def compacted(self, party: PartyKey) -> None:
+    def compacted(self, party: PartyKey, evidence: Cid | None) -> None:
         with self._peer.lock:
-            self.bootstraps.compacted(self._open(party))
+            self.bootstraps.compacted(self._open(party), evidence)
 
     def blobs_here(self, party: PartyKey, cids: Sequence[Cid], bytes_max: int) -> dict[Cid, bytes]:
         """Those that are here and sound: what is damaged here, whoever asked gets elsewhere."""

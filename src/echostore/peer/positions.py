@@ -4,13 +4,15 @@ What counts of a feed is decided by the admission: blocks beyond a cut were proc
 a timeframe nor a dependency, so that a peer that never gets them is not kept waiting.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from echostore.kernel.ids import FeedId
-from echostore.kernel.order import CONTROL, DATA, FeedCursor, Orderer
+from echostore.kernel.ids import FeedId, FeedKey
+from echostore.kernel.order import CONTROL, DATA, Cut, FeedCursor, Orderer
 from echostore.kernel.party.admission import Admission
 from echostore.kernel.party.credentials import Role
 from echostore.kernel.timeframe import Dependency, Position, Timeframe, link_prefix
+from echostore.wire.base_epoch import BaseEpoch
+from echostore.wire.epochs import FeedCut
 
 
 def data_timeframe(orderer: Orderer, admission: Admission) -> Timeframe:
@@ -69,3 +71,20 @@ def dependencies(
         depth = cursor.depth if position.seq == cursor.length - 1 else orderer.mark(feed, position.seq).depth
         found.append(Dependency(feed, position.seq, link_prefix(position.link), depth))
     return tuple(found)
+
+
+def cursor_at(key: FeedKey, kind: str, cut: FeedCut | None) -> FeedCursor:
+    """A cursor that stands at a cut; without one, at the beginning."""
+    if cut is None:
+        return FeedCursor(key, kind)
+    asserted = {known.feed: known for known in cut.asserted}
+    return FeedCursor(key, kind, length=cut.length, link=cut.link, depth=cut.depth, asserted=asserted)
+
+
+def order_cuts(base: BaseEpoch | None, floor: Mapping[FeedId, FeedCut]) -> dict[FeedId, Cut]:
+    """Where the base ends, or where control feeds begin, if that is later."""
+    found = base.order_cuts if base is not None else {}
+    for feed, cut in floor.items():
+        if feed not in found or found[feed].length < cut.length:
+            found[feed] = Cut(cut.length, cut.link, cut.depth)
+    return found

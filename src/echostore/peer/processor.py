@@ -30,7 +30,7 @@ from echostore.kernel.items.record import ItemRecord
 from echostore.kernel.items.state import PartyState
 from echostore.kernel.models.base import OperationRefused
 from echostore.kernel.models.factory import ModelFactory
-from echostore.kernel.order import CONTROL, DATA, Delivery, Ended, Envelope, FeedCursor, Mark, Orderer
+from echostore.kernel.order import CONTROL, DATA, Cut, Delivery, Ended, Envelope, FeedCursor, Mark, Orderer
 from echostore.kernel.party.admission import Admission
 from echostore.kernel.party.credentials import FeedKind, Role
 from echostore.kernel.reasons import Reason
@@ -39,7 +39,7 @@ from echostore.peer.anchors import Anchor
 from echostore.peer.base_standing import stand_on_stored, start_from_base, take_checkpoint
 from echostore.peer.checkpoints import load_moves, load_record
 from echostore.peer.control_standing import follow_control, heed_late
-from echostore.peer.positions import control_timeframe, data_timeframe, dependencies
+from echostore.peer.positions import control_timeframe, cursor_at, data_timeframe, dependencies, order_cuts
 from echostore.peer.reading import BlockReader
 from echostore.peer.refolding import refold, refold_found, refold_moved
 from echostore.peer.rejections import listed_rejects
@@ -48,6 +48,8 @@ from echostore.store.feed_store import FeedStore
 from echostore.store.item_store import ItemStore
 from echostore.wire.base_epoch import BaseEpoch
 from echostore.wire.control import Membership
+from echostore.wire.control_state import StoredControl
+from echostore.wire.epochs import FeedCut
 from echostore.wire.messages import decode_envelope, decode_operations
 
 READER_ROLES = frozenset({Role.READER})
@@ -108,6 +110,8 @@ class PartyProcessor:
         self.items = items
         self.factory = factory
         self.blobs = blobs
+        if items is not None and blobs is not None:
+            items.read_pages_with(blobs.get)
         self.base: BaseEpoch | None = None
         """The epoch that the state is folded from; None: from the beginning."""
         self.parent = parent
@@ -124,6 +128,12 @@ class PartyProcessor:
         """Feeds that moved since this device last wrote: what its next message must name."""
         self.control_kept = 0
         """How many control messages the control state in the FeedStore spares."""
+        self.control_start: StoredControl | None = None
+        """What the membership went on from."""
+        self.control_named: StoredControl | None = None
+        """The state that was made last for an epoch (`control_naming`)."""
+        self.control_floor: dict[FeedId, FeedCut] = {}
+        """Where the control feeds begin; empty where they begin with their first blocks."""
         self._admission: Admission | None = None
         self._admission_changed = False
         self.limit = limit
@@ -204,7 +214,7 @@ class PartyProcessor:
             return
         cursor.held = self.held_length(cursor.kind, cursor.key)
         self.orderer.add(cursor)
-        self._follow_branches(cursor)
+        self.follow_branches(cursor)
 
     def held_length(self, kind: str, key: FeedKey) -> int:
         """How much of a feed there is to process; the past sees less, and so does a paused party."""
@@ -214,7 +224,7 @@ class PartyProcessor:
         limit = self.limit.data if kind == DATA else self.limit.control
         return min(length, limit.length(feed_id(key)))
 
-    def _follow_branches(self, main: FeedCursor) -> None:
+    def follow_branches(self, main: FeedCursor) -> None:
         """Follow the other branches of a forked feed from their first block: depths must be checked like any."""
         known = {cursor.branch: cursor for cursor in self.orderer.branches.get(main.id, ())}
         for number, branch in enumerate(self.feeds.branches(main.key), 1):
@@ -222,7 +232,10 @@ class PartyProcessor:
             if number in known:
                 known[number].held = end_seq
             else:
-                self.orderer.add(FeedCursor(main.key, main.kind, branch=number, held=end_seq))
+                begun = self.control_floor.get(main.id)  # what lies below may be gone
+                other = cursor_at(main.key, main.kind, begun)
+                other.branch, other.held = number, end_seq
+                self.orderer.add(other)
 
     # what holds now
 
@@ -265,6 +278,10 @@ class PartyProcessor:
         """How many blocks of a feed lie inside the base epoch."""
         return self.base.length(feed) if self.base is not None else 0
 
+    def order_cuts(self) -> dict[FeedId, Cut]:
+        """Below which places dependencies are taken by their bound (O8): those of the base, and where control begins."""
+        return order_cuts(self.base, (self.parent or self).control_floor)
+
     def identity_of(self, feed: FeedId) -> IdentityKey | None:
         record = self.admission.by_id.get(feed)
         return record.identity if record else None
@@ -298,7 +315,7 @@ class PartyProcessor:
         for cursor in self.orderer.cursors.values():
             if self.feeds.has_feed(cursor.key):
                 cursor.held = self.feeds.length(cursor.key)
-                self._follow_branches(cursor)
+                self.follow_branches(cursor)
         self._follow_data()
         self.advance(list(self.orderer.cursors))
 
@@ -317,7 +334,7 @@ class PartyProcessor:
         main = self.orderer.cursors.get(feed)
         if main is None or self.paused:
             return
-        self._follow_branches(main)
+        self.follow_branches(main)
         self.advance([feed])
 
     def advance(self, feeds: Iterable[FeedId]) -> None:
@@ -481,6 +498,11 @@ class PartyProcessor:
         self.advance(list(self.orderer.cursors))
 
     # when control changes what counts
+
+    def control_replaced(self) -> None:
+        """The membership is another one now: look again at what counts."""
+        self._admission_moved()
+        self._follow_data()
 
     def _admission_moved(self) -> None:
         """Compare what counted with what counts now; refold the items of blocks whose standing changed."""

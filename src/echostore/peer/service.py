@@ -129,9 +129,10 @@ class Service:
                 _log.error("what was seen could not be kept", extra={"why": str(error)})
 
 
-def remembered_addresses(peer: "Peer") -> dict[bytes, list[str]]:
-    """Where devices were reachable before."""
-    return {bytes.fromhex(device): list(each) for device, each in peer.meta.setting(ADDRESSES_SETTING, {}).items()}
+def remembered_addresses(peer: "Peer") -> dict[bytes | None, list[str]]:
+    """Where devices were reachable before; None for those of whom only the address is known."""
+    kept = peer.meta.setting(ADDRESSES_SETTING, {})
+    return {bytes.fromhex(device) or None: list(each) for device, each in kept.items()}
 
 
 def listen_as_before(peer: "Peer") -> str:

@@ -1,17 +1,28 @@
 """Snapshots of a live party: flush, checkpoint, then the tree nodes above what changed since the last one."""
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from echostore.kernel.errors import NotFound, Refused, UsageError
 from echostore.kernel.ids import Cid, ItemId, feed_id, item_text
 from echostore.kernel.items.record import ItemRecord
 from echostore.kernel.items.tree import Tree
-from echostore.kernel.snapshot import ModelVersion, StateRoot, TimeframeEntry, TreeTop
+from echostore.kernel.snapshot import (
+    ItemKey,
+    ModelVersion,
+    StateRoot,
+    TimeframeEntry,
+    TreeTop,
+    item_key,
+    key_bounds,
+)
 from echostore.kernel.timeframe import Position, Timeframe
 from echostore.peer.checkpoints import record_of
-from echostore.store.item_store import NodeChanges, TreeRow
+from echostore.store.blob_store import BlobStore
+from echostore.store.item_store import ItemStore, NodeChanges, TreeRow
 from echostore.wire.base_epoch import base_mark
 from echostore.wire.cids import PROTOBUF, cid_from_text, cid_of, cid_text
 from echostore.wire.generated import snapshot_pb2 as pb
@@ -117,18 +128,23 @@ def take_snapshot(runtime: "PartyRuntime") -> Snapshot:
     """The snapshot at the exact timeframe that is processed now."""
     if runtime.in_batch:
         raise Refused("a batch is open", next_step="Take the snapshot after it.")
-    if runtime.items is not None and runtime.writable and runtime.blobs is not None:
-        blobs: dict[Cid, bytes] = {}
-        top, fresh = _update_tree(runtime, blobs)
-        return _finish(runtime, top, blobs, fresh)
-    blobs = {}
-    runtime.state.settle()
-    top = build(_all_encoded(runtime, blobs), blobs.__setitem__)
-    return _finish(runtime, top, blobs, None)
+    blobs: dict[Cid, bytes] = {}
+    if runtime.items is None or not runtime.writable or runtime.blobs is None:
+        runtime.state.settle()
+        top = build(_all_encoded(runtime, blobs), blobs.__setitem__)
+        return replace(_finish(runtime, top, blobs), unsaved=blobs, new_bytes=sum(map(len, blobs.values())))
+    runtime.checkpoint()
+    updated = _update_tree(runtime, runtime.items, runtime.blobs, blobs)
+    snapshot = _finish(runtime, updated.top, blobs)
+    # One durable commit of all blobs, before the nodes that name them.
+    missing = runtime.blobs.missing(blobs)
+    runtime.blobs.put_many({cid: blobs[cid] for cid in missing})
+    runtime.items.save_tree(updated.nodes, updated.encoded.items())
+    return replace(snapshot, new_blobs=len(missing), new_bytes=sum(len(blobs[cid]) for cid in missing))
 
 
-def _finish(runtime: "PartyRuntime", top: TreeTop, blobs: dict[Cid, bytes], fresh: set[Cid] | None) -> Snapshot:
-    """Add the blobs above the tree. `fresh` names those that the store has got already; None where there is no store."""
+def _finish(runtime: "PartyRuntime", top: TreeTop, blobs: dict[Cid, bytes]) -> Snapshot:
+    """Add the blobs above the tree."""
     processor = runtime.processor
     moves = encode_moves(runtime.state.tree.moves, blobs.__setitem__)
     membership = membership_state(processor.membership.machine)
@@ -147,41 +163,56 @@ def _finish(runtime: "PartyRuntime", top: TreeTop, blobs: dict[Cid, bytes], fres
         tree=moves_cid,
     )
     blobs[cid] = data
-    unsaved = blobs if fresh is None else {}
-    if fresh is not None:
-        fresh = fresh | _put(runtime, blobs)
-    size = sum(len(blobs[blob]) for blob in (blobs if fresh is None else fresh))
-    return Snapshot(cid_text(cid), read_state_root(data), data, timeframe, runtime, len(fresh or ()), size, unsaved)
+    return Snapshot(cid_text(cid), read_state_root(data), data, timeframe, runtime, 0, 0, {})
 
 
-def _put(runtime: "PartyRuntime", blobs: dict[Cid, bytes]) -> set[Cid]:
-    """Store the blobs that are not there yet; returns which."""
-    assert runtime.blobs is not None
-    missing = set(runtime.blobs.missing(blobs))
-    runtime.blobs.put_many({cid: blobs[cid] for cid in missing})
-    return missing
+class _UpdatedTree(NamedTuple):
+    """The tree at the state as it is; its nodes are saved after its blobs."""
+
+    top: TreeTop
+    nodes: NodeChanges
+    encoded: dict[ItemId, EncodedItem]
 
 
-def _update_tree(runtime: "PartyRuntime", blobs: dict[Cid, bytes]) -> tuple[TreeTop, set[Cid]]:
-    """The tree at the state as it is, with its blobs stored; says which of them were new."""
-    runtime.checkpoint()
-    store = runtime.items
-    assert store is not None
-    assert runtime.blobs is not None
-    top_node = store.node("")
-    if top_node is not None and not runtime.blobs.has(top_node.cid):
+def _update_tree(runtime: "PartyRuntime", store: ItemStore, kept: BlobStore, blobs: dict[Cid, bytes]) -> _UpdatedTree:
+    known = store.node("")
+    if known is not None and not kept.has(known.cid):
         store.forget_tree()  # the blobs were lost: build all of them again
+        known = None
     encoded: dict[ItemId, EncodedItem] = {}
+    nodes = NodeChanges(store, kept.get)
+    changed = _Changed(store.tree_dirty() if known is not None else ())
 
-    def items_under(path: str) -> list[tuple[ItemId, EncodedItem]]:
-        return [(ItemId(row.item), _encoded(runtime, row, blobs, encoded)) for row in store.states_under(path)]
+    def items_under(path: str) -> Iterator[tuple[ItemId, EncodedItem]]:
+        page = nodes.page(path) if known is not None else None
+        if page is None:
+            rows = store.states_under(path)
+        else:  # what stands in the page and did not change is there as it is
+            dirty = changed.under(path)
+            yield from ((item, EncodedItem(data)) for item, data in page.items() if item not in dirty)
+            rows = store.states_of(dirty)
+        for row in rows:
+            yield ItemId(row.item), _encoded(runtime, row, blobs, encoded)
 
-    nodes = NodeChanges(store)
     top = update(nodes, store.tree_dirty(), items_under, blobs.__setitem__)
     store.check_count(top.count)
-    fresh = _put(runtime, blobs)
-    store.save_tree(nodes, encoded.items())
-    return top, fresh
+    return _UpdatedTree(top, nodes, encoded)
+
+
+class _Changed:
+    """Items that changed since the tree was last brought up to date, by their keys."""
+
+    def __init__(self, items: Iterable[ItemId]) -> None:
+        self._keyed = sorted((item_key(item), item) for item in items)
+
+    def under(self, path: str) -> set[ItemId]:
+        first, last = key_bounds(path)
+        start = bisect_left(self._keyed, first, key=_key)
+        return {item for _, item in self._keyed[start : bisect_right(self._keyed, last, key=_key)]}
+
+
+def _key(keyed: tuple[ItemKey, ItemId]) -> ItemKey:
+    return keyed[0]
 
 
 def _encoded(

@@ -15,9 +15,10 @@ from echostore.kernel.ids import FeedId, FeedKey, Link, feed_id
 from echostore.kernel.order import CONTROL
 from echostore.kernel.reasons import Reason
 from echostore.kernel.sync.frames import Blocks, FeedTip, Tip
-from echostore.kernel.sync.port import Rejection
+from echostore.kernel.sync.port import Gone, Rejection
 from echostore.kernel.sync.serving import PUSH_BYTES_MAX
 from echostore.store.feed_store import Append, Ingested
+from echostore.wire.control_state import EVIDENCE_KEY
 from echostore.wire.signing import verify
 
 if TYPE_CHECKING:
@@ -84,10 +85,13 @@ class PartySyncPort:
 
     def read(
         self, key: FeedKey, start: int, blocks_max: int, bytes_max: int, toward: Link
-    ) -> tuple[Sequence[bytes], Head] | None:
+    ) -> tuple[Sequence[bytes], Head] | Gone | None:
         with self._party.reading() as runtime:
             if not runtime.feeds.has_feed(key) or not self._admitted(key):
                 return None
+            held = runtime.feeds.feed(key)
+            if held.kind == CONTROL and start < held.base:
+                return Gone(runtime.feeds.about(EVIDENCE_KEY) or b"")
             branch = runtime.feeds.branch_range(key, start, toward) if runtime.feeds.branches(key) else None
             if branch is not None:
                 return branch
@@ -114,6 +118,8 @@ class PartySyncPort:
             except StorageFailed:
                 # A full or failing disk: nothing was kept, and the sender is told to try again later.
                 return Rejection(Reason.WAITING)
+            if isinstance(result, Ingested) and not at_once:
+                runtime.blocks_stored += len(result.links)
             with self._holding_back():
                 if isinstance(result, Ingested) and result.links:
                     fresh = list(payloads[len(payloads) - len(result.links) :])
@@ -125,6 +131,8 @@ class PartySyncPort:
                     self._held_back = {}
                     return Rejection(Reason.WAITING)
                 if isinstance(result, Ingested) and result.links:
+                    if at_once:
+                        runtime.blocks_stored += len(result.links)
                     self._grew(key, runtime.feeds.length(key))
             if isinstance(result, Ingested):
                 if result.links:
@@ -209,6 +217,13 @@ class PartySyncPort:
             if not runtime.feeds.has_feed(admitted.feed):
                 runtime.feeds.add_feed(admitted.feed, admitted.kind.value)
             self._grew(admitted.feed, runtime.feeds.length(admitted.feed))
+
+    def control_begun(self) -> None:
+        """Control feeds begin elsewhere: what follows is asked for from there."""
+        feeds = self._party.runtime.feeds
+        for held in feeds.feeds():
+            if held.kind == CONTROL:
+                self._grew(held.key, held.length)
 
     def _processed(self, moved: set[FeedId]) -> None:
         """Let the other side know how far this one is in the feeds that it has just processed."""

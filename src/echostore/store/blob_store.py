@@ -2,8 +2,12 @@
 
 A blob enters only if it is what its CID says, and leaves only if it still is. Order of arrival, duplicates and who
 sent it do not matter. The store knows nothing of trees: who still needs a blob is the caller's question.
+
+`pack` compresses nodes of trees where they lie: pages repeat themselves, and what is kept for long is read seldom. A blob
+is named, sent and counted by its plain bytes.
 """
 
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,19 +17,28 @@ from echostore.kernel.errors import Corrupt, NotFound, Refused, TooLarge
 from echostore.kernel.ids import Cid
 from echostore.kernel.limits import BLOB_BYTES_MAX
 from echostore.store.sqlite import Connect, Database, Row, Schema, connect_file
-from echostore.wire.cids import RAW, cid_of, cid_text, is_cid, matches
+from echostore.wire.cids import PROTOBUF, RAW, cid_of, cid_text, is_cid, matches
 
 LIST_ROWS = 1000
 LOOKUP_ROWS = 500
 """Blobs that one statement looks for: pages of snapshots come and go by the thousand."""
 
+PACK_BYTES = 4 * 1024 * 1024
+"""Blobs that one transaction compresses: a writer waits for a tenth of a second."""
+
+_PACKED_SINCE = 2
+"""The version of the tables since which blobs may be packed."""
+
 SCHEMA = Schema(
     application_id=0x45434F62,
+    readers_from=1,
     steps=(
         (
             # A table with row numbers and an index: blobs are large, and a tree keyed by CID would carry them inside.
             "CREATE TABLE blobs (no INTEGER PRIMARY KEY, cid BLOB NOT NULL UNIQUE, data BLOB NOT NULL)",
         ),
+        # `size` is NULL for a blob that was not looked at, else its plain length; packed data are shorter than that.
+        ("ALTER TABLE blobs ADD COLUMN size INTEGER",),
     ),
 )
 
@@ -48,6 +61,7 @@ class BlobStore:
 
     def __init__(self, path: Path, *, writable: bool = True, connect: Connect = connect_file) -> None:
         self._db = Database(path, SCHEMA, writable=writable, connect=connect)
+        self._size = "size" if self._db.version >= _PACKED_SINCE else "NULL"
 
     def put(self, data: bytes, codec: int = RAW) -> Cid:
         """Store `data` and return its CID; durable on return."""
@@ -79,11 +93,11 @@ class BlobStore:
 
     def get(self, cid: Cid, *, check: bool = True) -> bytes:
         """The blob; NotFound when it is not here, Corrupt when `check` finds that it is not what it was."""
-        row = self._db.row("SELECT data FROM blobs WHERE cid = ?", (cid,))
+        row = self._db.row(f"SELECT data, {self._size} FROM blobs WHERE cid = ?", (cid,))
         if row is None:
             raise NotFound(f"The blob {_named(cid)} is not here.")
-        data = row[0]
-        if not isinstance(data, bytes) or (check and not matches(cid, data)):
+        data = _plain(*row)
+        if data is None or (check and not matches(cid, data)):
             raise Corrupt(
                 f"The blob {_named(cid)} in {self._db.path} is damaged.", next_step="Delete it; it is fetched again."
             )
@@ -107,12 +121,13 @@ class BlobStore:
         for some in _batches(list(cids)):
             while some and room > 0:
                 rows = self._db.rows_until(
-                    f"SELECT cid, data FROM blobs WHERE cid IN ({_marks(some)})",
+                    f"SELECT cid, data, {self._size} FROM blobs WHERE cid IN ({_marks(some)})",
                     some,
                     size_of=_row_bytes,
                     bytes_max=room,
                 )
-                sound = {cid: data for cid, data in rows if isinstance(data, bytes) and matches(cid, data)}
+                plain = ((cid, _plain(data, size)) for cid, data, size in rows)
+                sound = {cid: data for cid, data in plain if data is not None and matches(cid, data)}
                 found |= sound
                 cut_short = sum(map(_row_bytes, rows)) >= room
                 room -= sum(map(len, sound.values()))
@@ -132,7 +147,8 @@ class BlobStore:
         """Every blob's CID and size, in the order of CIDs, read in pages."""
         after = b""
         while rows := self._db.rows(
-            "SELECT cid, length(data) FROM blobs WHERE cid > ? ORDER BY cid LIMIT ?", (after, LIST_ROWS)
+            f"SELECT cid, coalesce({self._size}, length(data)) FROM blobs WHERE cid > ? ORDER BY cid LIMIT ?",
+            (after, LIST_ROWS),
         ):
             yield from ((Cid(cid), size) for cid, size in rows)
             after = rows[-1][0]
@@ -148,21 +164,17 @@ class BlobStore:
         total, at, count, size = (found[0] if found else 0), 0, 0, 0
         damaged: list[Cid] = []
         while rows := self._db.rows_until(
-            "SELECT no, cid, data FROM blobs WHERE no > ? ORDER BY no",
+            f"SELECT no, cid, data, {self._size} FROM blobs WHERE no > ? ORDER BY no",
             (at,),
-            size_of=lambda row: len(row[2]) if isinstance(row[2], bytes) else 1,
+            size_of=lambda row: _row_bytes(row[1:]),
             bytes_max=4 * BLOB_BYTES_MAX,
         ):
-            for _, cid, data in rows:
-                sound = (
-                    isinstance(cid, bytes)
-                    and isinstance(data, bytes)
-                    and matches(Cid(cid), data)
-                    and self.has(Cid(cid))
-                )
+            for _, cid, stored, length in rows:
+                data = _plain(stored, length)
+                sound = isinstance(cid, bytes) and data is not None and matches(Cid(cid), data) and self.has(Cid(cid))
                 if not sound:
                     damaged.append(Cid(cid if isinstance(cid, bytes) else b""))
-                count, size = count + 1, size + (len(data) if isinstance(data, bytes) else 0)
+                count, size = count + 1, size + (len(data) if data is not None else 0)
             at = rows[-1][0]
             if progress is not None:
                 progress(count, total)
@@ -170,12 +182,29 @@ class BlobStore:
 
     def data_bytes(self) -> int:
         """The size of all blobs together."""
-        row = self._db.row("SELECT sum(length(data)) FROM blobs")
+        row = self._db.row(f"SELECT sum(coalesce({self._size}, length(data))) FROM blobs")
         return int(row[0] or 0) if row else 0
+
+    def pack(self) -> None:
+        """Compress the nodes of trees that are not yet, in small transactions. Damaged ones stay as they are."""
+        at = 0
+        while rows := self._db.rows_until(
+            "SELECT no, cid, data FROM blobs WHERE no > ? AND size IS NULL AND cid >= ? AND cid < ? ORDER BY no",
+            (at, bytes((1, PROTOBUF)), bytes((1, PROTOBUF + 1))),
+            size_of=lambda row: _row_bytes(row[1:]),
+            bytes_max=PACK_BYTES,
+        ):
+            sound = [(no, data) for no, cid, data in rows if isinstance(data, bytes) and matches(cid, data)]
+            with self._db.transaction():
+                self._db.insert(
+                    "UPDATE blobs SET data = ?, size = ? WHERE no = ?",
+                    ((min(zlib.compress(data), data, key=len), len(data), no) for no, data in sound),
+                )
+            at = rows[-1][0]
 
     def shrink(self) -> None:
         """Give the space of deleted blobs back to the disk."""
-        self._db.shrink()
+        self._db.shrink(small_pages=True)
 
     def disk_bytes(self) -> int:
         return self._db.disk_bytes()
@@ -200,7 +229,24 @@ def _batches(cids: list[Cid]) -> Iterator[list[Cid]]:
 
 
 def _row_bytes(row: Row) -> int:
+    """What a row (cid, data, size or nothing) takes in memory, at least 1."""
+    size = row[2] if len(row) > 2 else None
+    if isinstance(size, int):
+        return max(1, size)
     return len(row[1]) if isinstance(row[1], bytes) else 1
+
+
+def _plain(data: object, size: object) -> bytes | None:
+    """The blob of a row, also where it is packed; None for what nobody wrote. Never more than a blob may have."""
+    if not isinstance(data, bytes) or size is None or size == len(data):
+        return data if isinstance(data, bytes) else None
+    if not isinstance(size, int) or not len(data) < size <= BLOB_BYTES_MAX:
+        return None
+    try:
+        found = zlib.decompressobj().decompress(data, size)
+    except zlib.error:
+        return None
+    return found if len(found) == size else None
 
 
 def _marks(cids: list[Cid]) -> str:

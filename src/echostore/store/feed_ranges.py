@@ -4,7 +4,7 @@ Append -> stored                     own blocks, linked and signed here
 Range  -> Ingested | Rejection       blocks of someone else, judged by the store
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from echostore.kernel.errors import TooLarge, UsageError
@@ -13,6 +13,9 @@ from echostore.kernel.ids import FeedKey, Link
 from echostore.kernel.reasons import Reason
 from echostore.store.feed_tables import FeedKind
 from echostore.wire.links import within_bounds
+
+Beginnings = Mapping[FeedKey, tuple[int, Link]]
+"""By feed, the length at which it is to begin, and the link of the block before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from echostore.kernel.reasons import Reason
 from echostore.store import feed_truncation as truncation
 from echostore.store.about_rows import AboutRows
 from echostore.store.feed_audit import FeedVerdict, Progress, audit
-from echostore.store.feed_ranges import Append, HeldFeed, Ingested, Range, Rejection, check_append
+from echostore.store.feed_ranges import Append, Beginnings, HeldFeed, Ingested, Range, Rejection, check_append
 from echostore.store.feed_tables import FEED_NO_MAX, KINDS, SCHEMA, FeedKind, FeedRow, block_id, first_id
 from echostore.store.feed_truncation import Garbage
 from echostore.store.fork_evidence import EVIDENCE_BYTES_MAX, Branch, ForkEvidence
@@ -178,16 +178,16 @@ class FeedStore:
             self._held.pop(feed_key, None)
         return length
 
-    def begin_at(self, cuts: Mapping[FeedKey, tuple[int, Link]], about: Mapping[str, bytes] | None = None) -> None:
-        """Let data feeds begin at a length, after the block with a link; durable on return, with entries of `about`.
+    def begin_at(self, cuts: Beginnings, about: Mapping[str, bytes] | None = None, kind: FeedKind = "data") -> None:
+        """Let feeds begin at a length, after the block with a link; durable on return, with entries of `about`.
 
         Blocks beyond it stay, if they follow that link; all others are as good as gone (`drop_garbage` deletes them).
-        A feed that begins later already is left alone.
+        A feed that begins later already is left alone; one that is not here yet is added as `kind`.
         """
         with self._changing():
             for key, (base, base_link) in cuts.items():
                 if not self.has_feed(key):
-                    self.add_feed(key, "data")
+                    self.add_feed(key, kind)
                 held = self._need(key)
                 if base <= held.row.base:
                     continue

@@ -9,6 +9,7 @@ from echostore.kernel.snapshot import NIBBLES
 from echostore.store.item_groups import count_item, count_reference, touch_value
 from echostore.store.item_store import ItemStore
 from echostore.store.item_tables import ItemRow
+from echostore.store.lent_states import GetBlob
 from echostore.store.row_checks import TOTAL_MASK, Group, Tally, property_key, sum_of
 from echostore.store.sqlite import Row
 
@@ -24,9 +25,14 @@ _READ_WHOLE = {
 }
 
 
-def audit_items(path: Path) -> int:
-    """How many items an items.db holds; Corrupt when anything in it is not what was written."""
+def audit_items(path: Path, get: GetBlob | None = None) -> int:
+    """How many items an items.db holds; Corrupt when anything in it is not what was written.
+
+    `get` has the blobs of the party: some states may be there alone.
+    """
     with closing(ItemStore(path, writable=False)) as store:
+        if get is not None:
+            store.read_pages_with(get)
         count = _sealed_rows(store)
         try:
             _groups(store)

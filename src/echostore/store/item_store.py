@@ -7,7 +7,7 @@ correspond to, the rejects list and the cached nodes of the snapshot tree always
     cursors    how far each feed was processed        items    one row per item, what queries filter on
     states     encoded records                        touches  which blocks wrote which item
     moves      the tree's explicit moves              nodes    snapshot tree nodes by path
-    tallies    what each group of rows should hold
+    tallies    what each group of rows should hold     lent     items whose state is read from the tree's pages
 
 Rows carry check values (`row_checks`), and every read compares them: damage is `Corrupt`, never another answer. A
 writer then leaves a mark beside the file, and the next writing open makes the items anew from the feeds.
@@ -26,6 +26,8 @@ from echostore.kernel.items.operations import Reject
 from echostore.kernel.snapshot import BELOW_END, LABELS, TreeTop, key_bounds
 from echostore.store.item_groups import TOUCH_SHIFT, count_item, count_reference, touch_value
 from echostore.store.item_tables import SCHEMA, Checkpoint, CursorRow, ItemRow, MoveRow, StateRow, TreeRow
+from echostore.store.lent_states import LOOK_UP_ROWS, GetBlob, LentStates
+from echostore.store.node_changes import NodeChanges
 from echostore.store.row_checks import (
     TOTAL_MASK,
     Group,
@@ -47,8 +49,8 @@ __all__ = ["Checkpoint", "CursorRow", "ItemRow", "ItemStore", "MoveRow", "NodeCh
 DAMAGE_MARK = ".damaged"
 """Ends the name of the empty file that says: do not use what stands beside it."""
 
-LOOK_UP_ROWS = 500
-"""Rows that one statement looks up by key."""
+LEND_PAGES = 64
+"""Pages whose items one transaction lends: some thousand."""
 
 _SCANS = {
     "1": Group.ALL,
@@ -60,6 +62,8 @@ _SCANS = {
     "inception IS NOT NULL": Group.VIEWS,
 }
 """Conditions over `items` whose answers are tallied."""
+
+_TREE_ROWS = "SELECT encoded, encoded_seal, item, state, native, last, seal FROM states WHERE"
 
 _REJECT_AT = "SELECT * FROM rejects WHERE feed = ? AND seq = ? AND position = ?"
 
@@ -85,13 +89,18 @@ class ItemStore:
             self.database.close()
             raise
         self._feed_numbers: dict[FeedId, int] = {FeedId(feed): number for number, feed in rows}
+        self._lent = LentStates(self.database, self.damage)
+
+    def read_pages_with(self, get: GetBlob) -> None:
+        """Where the blobs of the snapshot tree are: some states are only there."""
+        self._lent.get = get
 
     def disk_bytes(self) -> int:
         return self.database.disk_bytes()
 
     def shrink(self) -> None:
         """Give the space of deleted rows back to the disk."""
-        self.database.shrink()
+        self.database.shrink(small_pages=True)
 
     def close(self) -> None:
         self.database.close()
@@ -136,6 +145,7 @@ class ItemStore:
             tally = Tally()
             changed = [row.item for row in checkpoint.items] + checkpoint.gone
             self._put_items(checkpoint.items, checkpoint.gone, tally)
+            self._lent.drop(changed)
             database.insert("DELETE FROM states WHERE key = ?", ((_key(item),) for item in checkpoint.gone))
             database.insert(
                 "INSERT OR REPLACE INTO states VALUES (?,?,?,?,?,NULL,?,NULL)",
@@ -284,7 +294,7 @@ class ItemStore:
             tally.save(self.database)
             self.database.insert("DELETE FROM rejects WHERE feed = ? AND seq = ? AND position = ?", gone)
 
-    def save_tree(self, nodes: "NodeChanges", encoded: Iterable[tuple[ItemId, bytes]]) -> None:
+    def save_tree(self, nodes: NodeChanges, encoded: Iterable[tuple[ItemId, bytes]]) -> None:
         """The snapshot tree is up to date: keep its nodes and forget which items were dirty."""
         database = self.database
         with database.transaction():
@@ -298,6 +308,47 @@ class ItemStore:
             )
             database.execute("DELETE FROM tree_dirty")
             set_tally(database, Group.DIRTY, b"", 0, 0)
+
+    def lend(self, keep: frozenset[ItemId]) -> None:
+        """Hold the states no longer that the snapshot tree has just so, but for those to be kept; in small steps.
+
+        The highest stamp that was folded in goes with them: of items that the base has so, nobody asks for it.
+        """
+        pages = self._lent.pages()
+        while some := list(islice(pages, LEND_PAGES)):
+            with self.database.transaction():
+                equal = [
+                    ItemId(row.item)
+                    for path, entries in some
+                    for row in self.states_under(path)
+                    if row.native is None
+                    and row.encoded is None
+                    and row.item not in keep
+                    and entries.get(ItemId(row.item)) == row.state
+                    and not self._lent.has(ItemId(row.item))
+                ]
+                lent = self._lent.add(equal)
+                self.database.insert("DELETE FROM states WHERE key = ?", ((_key(item),) for item in lent))
+
+    def secure(self) -> None:
+        """Let what was written survive the end of the machine, before blobs go that the tree named until now.
+
+        Otherwise a checkpoint from before could come back, with states lent to pages that are gone.
+        """
+        if self._lent.any:
+            self.database.rows("PRAGMA synchronous = FULL")
+            try:
+                with self.database.transaction():
+                    # A transaction that writes nothing syncs nothing.
+                    self.database.execute("INSERT INTO tree_dirty VALUES (x'')")
+                    self.database.execute("DELETE FROM tree_dirty WHERE item = x''")
+            finally:
+                self.database.rows("PRAGMA synchronous = NORMAL")
+
+    def touched_from(self, feed: FeedId, start: int) -> list[ItemId]:
+        """Items that a feed writes from `start` on. All touches are looked at."""
+        number = self._feed_numbers.get(feed)
+        return self._ids("SELECT DISTINCT item FROM touches WHERE feed = ? AND seq >= ?", (number, start))
 
     def set_parents(self, homes: Iterable[tuple[ItemId, ItemId | None]]) -> None:
         """Where items hang that were moved."""
@@ -329,9 +380,12 @@ class ItemStore:
             for (table,) in self.database.rows("SELECT name FROM sqlite_schema WHERE type = 'table'"):
                 self.database.execute(f"DELETE FROM {table}")
         self._feed_numbers.clear()
+        self._lent.any = False
 
     def forget_tree(self) -> None:
         """The blobs of the snapshot tree are gone: nothing of it is known any more."""
+        if self._lent.any:
+            raise self.damage("states that stood in the pages of its snapshot tree are lost with them")
         with self.database.transaction():
             self.database.execute("DELETE FROM nodes")
             self.database.execute("UPDATE states SET encoded = NULL, encoded_seal = NULL")
@@ -363,7 +417,7 @@ class ItemStore:
         row = self.database.row("SELECT * FROM items WHERE item = ?", (item,))
         if row is not None:
             return ItemRow(*self._checked(row)[:-1])
-        if self.database.row("SELECT 1 FROM states WHERE key = ?", (_key(item),)) is not None:
+        if self._lent.has(item) or self.database.row("SELECT 1 FROM states WHERE key = ?", (_key(item),)) is not None:
             raise self.damage(f"the row of item {item_text(item)[:8]} is missing")
         return None
 
@@ -371,7 +425,10 @@ class ItemStore:
         row = self.database.row("SELECT item, state, native, last, seal FROM states WHERE key = ?", (_key(item),))
         if row is not None and self._checked(row)[0] == item:
             return StateRow(*row[:-1])
-        if row is not None or self.database.row("SELECT 1 FROM items WHERE item = ?", (item,)) is not None:
+        known = self.database.row("SELECT 1 FROM items WHERE item = ?", (item,)) is not None
+        if row is None and known and self._lent.has(item):
+            return StateRow(item, self._lent.state(item), None, None)
+        if row is not None or known or self._lent.has(item):
             raise self.damage(f"the state of item {item_text(item)[:8]} is missing")
         return None
 
@@ -382,18 +439,30 @@ class ItemStore:
     def states_under(self, path: str) -> list[TreeRow]:
         """The items below a path of the snapshot tree."""
         first, last = (bytes.fromhex(bound) for bound in key_bounds(path))
-        found = self.database.rows(
-            "SELECT encoded, encoded_seal, item, state, native, last, seal FROM states WHERE key >= ? AND key <= ?",
-            (first, last),
-        )
+        rows = self._tree_rows(self.database.rows(f"{_TREE_ROWS} key >= ? AND key <= ?", (first, last)))
+        lent = self._lent.under(path)
+        if any(item in rows for item, _ in lent) or not all(first <= _key(item) <= last for item in rows):
+            raise self.damage(f"the states of items below {path!r} are not what was written")
+        return [*rows.values(), *(TreeRow(item, state, None, None) for item, state in lent)]
+
+    def states_of(self, items: Iterable[ItemId]) -> list[TreeRow]:
+        """Those of some items that are here."""
+        found = {item: _key(item) for item in items}
+        rows = self._tree_rows(list(self._look_up(f"{_TREE_ROWS} key IN", found.values())))
+        lent = [item for item in found if item not in rows and self._lent.has(item)]
+        if not rows.keys() <= found.keys():
+            raise self.damage("the state of an item stands where that of another belongs")
+        return [*rows.values(), *(TreeRow(item, self._lent.state(item), None, None) for item in lent)]
+
+    def _tree_rows(self, found: Iterable[Row]) -> dict[ItemId, TreeRow]:
         rows: dict[ItemId, TreeRow] = {}
         for encoded, encoded_seal, *rest in found:
             item, state, native, _, _ = self._checked(tuple(rest))
             sound = encoded is None or (isinstance(encoded, bytes) and crc32(encoded) == encoded_seal)
-            if not sound or not first <= _key(item) <= last or item in rows:
+            if not sound or item in rows:
                 raise self.damage(f"the state of item {item_text(item)[:8]} is not what was written")
             rows[item] = TreeRow(item, state, native, encoded)
-        return list(rows.values())
+        return rows
 
     def models_in_use(self) -> list[tuple[str, int]]:
         """The models of all items, from the tallies: no item is looked at."""
@@ -492,38 +561,6 @@ class ItemStore:
         if not all(isinstance(item, bytes) for item in found):
             raise self.damage("a row is not what was written")
         return found
-
-
-class NodeChanges:
-    """A NodeCache over the store whose changes are kept in memory until `save_tree`."""
-
-    def __init__(self, store: ItemStore) -> None:
-        self._store = store
-        self._seen: dict[str, TreeTop | None] = {}
-        """As they are in the store: a node is mostly asked for right after its parent's branches."""
-        self.kept: dict[str, TreeTop] = {}
-        self.forgotten: list[str] = []
-
-    def node(self, path: str) -> TreeTop | None:
-        if path not in self._seen:
-            self._seen[path] = self._store.node(path)
-        return self._seen[path]
-
-    def branches(self, path: str) -> list[tuple[str, TreeTop]]:
-        found = self._store.branches(path)
-        self._seen.update(dict.fromkeys(path + label for label in LABELS))
-        self._seen.update((path + label, top) for label, top in found)
-        above = self.node(path)
-        if above is not None and found and above.count != sum(top.count for _, top in found):
-            raise self._store.damage("a node of the snapshot tree is missing")
-        return found
-
-    def keep(self, path: str, top: TreeTop) -> None:
-        self.kept[path] = top
-
-    def forget(self, path: str) -> None:
-        # An update forgets a path before it keeps anything below it, so nothing in `kept` is affected.
-        self.forgotten.append(path)
 
 
 def mark_damaged(path: Path) -> None:

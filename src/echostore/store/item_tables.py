@@ -10,6 +10,7 @@ from echostore.store.sqlite import Schema
 
 SCHEMA = Schema(
     application_id=0x45434849,
+    readers_from=5,
     steps=(
         (
             """CREATE TABLE about (name TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID""",
@@ -107,6 +108,8 @@ SCHEMA = Schema(
                 "tallies",
             )
         ),
+        # States that the snapshot tree has need not be here as well: `no` is the start of an item's key (lent_states).
+        ("CREATE TABLE lent (no INTEGER PRIMARY KEY)",),
     ),
 )
 

@@ -35,8 +35,14 @@ BUSY_TIMEOUT_MS = 2000
 CACHE_KIB = 4096
 """Per open file. A peer may have hundreds of parties open; the operating system caches the rest."""
 
-CHECKPOINT_PAGES = 4000
+CHECKPOINT_BYTES = 4000 * 4096
 """16 MiB of log between checkpoints: a third more appends per second than SQLite's 4 MiB."""
+
+PAGE_BYTES = 4096
+SMALL_PAGE_BYTES = 1024
+SMALL_FILE_BYTES = 1024 * 1024
+"""A file of many tables has a page for each, also for those that are empty. Where that is much of the file, small pages
+make it smaller by a third; in larger files large pages read faster."""
 
 LOG_BYTES_KEPT = 16 * 1024 * 1024
 
@@ -64,6 +70,8 @@ class Schema:
 
     application_id: int
     steps: tuple[tuple[str, ...], ...]
+    readers_from: int | None = None
+    """The oldest version that a reader takes as it is; the present one unless said."""
 
     @property
     def version(self) -> int:
@@ -125,6 +133,8 @@ class Database:
         self.writable = writable
         self.failure: str | None = None
         """Why no more writes are taken, once that is so."""
+        self.version = schema.version
+        """Of the tables; a reader may have an older one."""
         self.on_corrupt: Callable[[Corrupt], Corrupt] = lambda found: found
         """What an owner has to say about damage that SQLite finds once the file is open."""
         self._lock = threading.RLock()
@@ -220,12 +230,47 @@ class Database:
             self._writer()
             self.rows("PRAGMA wal_checkpoint(TRUNCATE)")
 
-    def shrink(self) -> None:
-        """Give free pages back to the disk: the file is written anew, all of it or not at all."""
+    def shrink(self, *, small_pages: bool = False) -> None:
+        """Give free pages back to the disk: the file is written anew, all of it or not at all.
+
+        With `small_pages` a small file gets small pages, and one that has grown large ones.
+        """
         with self._lock:
             self._sync_at_commit(self._writer(), True)
-            self.rows("VACUUM")
+            if not (small_pages and self._repaged()):
+                self.rows("VACUUM")
             self.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _repaged(self) -> bool:
+        """Write the file anew with pages of the size that suits it; False when it has them, or others have it open."""
+        size, pages, free = (self._pragma(name) for name in ("page_size", "page_count", "freelist_count"))
+        wanted = SMALL_PAGE_BYTES if (pages - free) * size <= SMALL_FILE_BYTES else PAGE_BYTES
+        if wanted == size:
+            return False
+        # SQLite changes the size of pages only without a log, and gives that up only where nobody else looks at it.
+        self.rows("PRAGMA busy_timeout = 0")
+        try:
+            if self.rows("PRAGMA journal_mode = DELETE") != [("delete",)]:
+                return False
+            self.rows(f"PRAGMA page_size = {wanted}")
+            self.rows("VACUUM")
+            return True
+        except Locked:
+            return False
+        finally:
+            self.rows(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+            self._keep_log()
+
+    def _keep_log(self) -> None:
+        """Writers append to a log; it goes into the file by and by."""
+        self.rows("PRAGMA journal_mode = WAL")
+        self.rows(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_BYTES // self._pragma('page_size')}")
+        self.rows(f"PRAGMA journal_size_limit = {LOG_BYTES_KEPT}")
+
+    def _pragma(self, name: str) -> int:
+        row = self.row(f"PRAGMA {name}")
+        assert row is not None, f"PRAGMA {name} has a value"
+        return int(row[0])
 
     def close(self) -> None:
         """Release the file; a second call does nothing."""
@@ -255,7 +300,7 @@ class Database:
                 f"{self.path} has format {version}; this echostore knows formats up to {schema.version}.",
                 next_step="Open it with the newer echostore that wrote it.",
             )
-        if version < schema.version and not self.writable:
+        if version < (schema.readers_from or schema.version) and not self.writable:
             raise Refused(
                 f"{self.path} has the older format {version}.",
                 next_step="Open it once for writing to bring it up to date.",
@@ -266,12 +311,12 @@ class Database:
                 # One flipped bit in the text of a table can turn its rows into others.
                 raise Corrupt(f"The tables of {self.path} are not what they were.", next_step="Run `echostore doctor`.")
         if self.writable:
-            connection.execute("PRAGMA journal_mode = WAL").fetchall()
+            self._keep_log()
             connection.execute("PRAGMA synchronous = FULL").fetchall()
-            connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}").fetchall()
-            connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES_KEPT}").fetchall()
             if version < schema.version:
                 self._upgrade(schema, version)
+        else:
+            self.version = version
 
     def _upgrade(self, schema: Schema, version: int) -> None:
         """One transaction: a crash leaves the old format or the new one."""

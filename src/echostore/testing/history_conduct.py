@@ -22,6 +22,8 @@ class PeerView:
     state_hash: str | None = None
     """Of its last state, if nothing was delivered or excluded since."""
     forks: set[tuple[str, int]] = field(default_factory=set)
+    reached: dict[str, int] = field(default_factory=dict)
+    """How many entries of a feed it has ever delivered, whatever was taken back since."""
 
     def has(self, feed: str, seq: int, digest: str) -> bool:
         got = self.got.get(feed)
@@ -35,6 +37,8 @@ class ClientView:
     seen: dict[str, int] = field(default_factory=dict)
     wrote: dict[str, tuple[int, str]] = field(default_factory=dict)
     streams: dict[str, dict[str, int]] = field(default_factory=dict)
+    live: dict[str, set[tuple[str, int]]] = field(default_factory=dict)
+    """What each live query shows, by what it told."""
 
 
 class Conduct:
@@ -82,6 +86,7 @@ class Conduct:
     def deliver(self, number: int, event: Event, view: PeerView) -> None:
         peer, feed, seq, digest = event["peer"], event["feed"], event["seq"], event["hash"]
         got = view.got.setdefault(feed, [])
+        view.reached[feed] = max(seq + 1, view.reached.get(feed, 0))
         if seq == len(got):
             got.append(digest)
         elif seq > len(got):
@@ -200,6 +205,7 @@ class Conduct:
         for feed, (seq, _) in timeframe.items():
             got = view.got.setdefault(feed, [])
             got.extend([None] * (seq + 1 - len(got)))
+            view.reached[feed] = max(seq + 1, view.reached.get(feed, 0))
 
     def quiesce(self, number: int, event: Event, view: PeerView) -> None:
         """All is said to be everywhere: compare each peer with everything there is (I2)."""
@@ -313,6 +319,29 @@ class Conduct:
             self.report.add("I9", number, f"stream {stream} of {name} ends at another anchor than its entries")
         anchors[stream] = event["anchor"]
 
+    def live(self, number: int, event: Event, view: PeerView) -> None:
+        """A live query told what came and went; with `shows`, what a fresh query answers at that moment."""
+        name, query = event["client"], event["query"]
+        shown = self._clients.setdefault(name, ClientView()).live.setdefault(query, set())
+        for feed, seq in event["added"]:
+            if (feed, seq) in shown:
+                self.report.add("I9", number, f"live query {query} of {name} told {feed}:{seq} twice")
+            if seq >= view.reached.get(feed, 0):
+                what = f"live query {query} of {name} told {feed}:{seq}, which {event['peer']} had not delivered"
+                self.report.add("I9", number, what)
+            shown.add((feed, seq))
+        for feed, seq in event["removed"]:
+            if (feed, seq) not in shown:
+                self.report.add(
+                    "I9", number, f"live query {query} of {name} took back {feed}:{seq}, which it never told"
+                )
+            shown.discard((feed, seq))
+        if "shows" in event:
+            fresh = {(feed, seq) for feed, seq in event["shows"]}
+            for feed, seq in sorted(shown ^ fresh):
+                did = "lacks" if (feed, seq) in fresh else "still shows"
+                self.report.add("I9", number, f"live query {query} of {name} {did} {feed}:{seq}")
+
     def declare(self, number: int, event: Event, view: PeerView) -> None:
         self._epochs.declare(number, event)
 
@@ -354,6 +383,7 @@ _CONDUCT: dict[str, Callable[[Conduct, int, Event, PeerView], None]] = {
     "info": Conduct.nothing,
     "read": Conduct.look,
     "stream": Conduct.stream,
+    "live": Conduct.live,
     "cut": Conduct.nothing,
     "epoch": Conduct.nothing,
     "admit": Conduct.nothing,

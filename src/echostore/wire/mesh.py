@@ -31,6 +31,7 @@ TEXT_CHARACTERS_MAX: Final = 400
 REACH_DEVICES_MAX: Final = 256
 """Devices in one frame: those of one identity, and of the members that it is likely to meet."""
 ADDRESSES_CHARACTERS_MAX: Final = 1_024
+ROOT_BYTES: Final = 16
 _SIGNATURE_BYTES: Final = 64
 _CHAIN_BYTES_MAX: Final = 64 * 1024
 """A link is two keys, a name and a signature."""
@@ -137,6 +138,15 @@ class Seek:
 
 
 @dataclass(frozen=True, slots=True)
+class Roots:
+    """Between roots of a party's thin clients: who answers here, and perhaps a frame of the coherence protocol."""
+
+    channel: Channel
+    root: bytes
+    frame: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
 class PartyEntry:
     party: PartyKey
     genesis_feed: FeedKey
@@ -174,6 +184,7 @@ MeshFrame = (
     | Parties
     | Reach
     | Seek
+    | Roots
 )
 
 
@@ -252,6 +263,8 @@ def encode_mesh_frame(frame: MeshFrame) -> bytes:
             message = pb.MeshFrame(reach=pb.MeshReach(devices=b"".join(known), addresses=map(" ".join, known.values())))
         case Seek(tag, proof):
             message = pb.MeshFrame(seek=pb.MeshSeek(tag=tag, proof=proof))
+        case Roots(channel, root, data):
+            message = pb.MeshFrame(roots=pb.MeshRoots(channel=channel, root=root, frame=data))
         case _:
             assert_never(frame)
     return message.SerializeToString()
@@ -302,6 +315,10 @@ def decode_mesh_frame(data: bytes) -> MeshFrame:
         if len(seek.tag) != TAG_BYTES or len(seek.proof) not in (0, _SIGNATURE_BYTES):
             raise MalformedFrame("looking for an identity without its tag, or with a proof that is none")
         return Seek(seek.tag, seek.proof)
+    if kind == "roots":
+        if len(message.roots.root) != ROOT_BYTES:
+            raise MalformedFrame("a root without its name")
+        return Roots(message.roots.channel, message.roots.root, message.roots.frame)
     raise MalformedFrame("a frame without a kind")
 
 

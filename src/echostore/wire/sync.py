@@ -29,6 +29,7 @@ from echostore.kernel.sync.frames import (
     Request,
     Tip,
 )
+from echostore.wire.cids import is_cid
 from echostore.wire.generated import sync_pb2 as pb
 from echostore.wire.signing import SIGNATURE_BYTES
 
@@ -74,9 +75,11 @@ def encode_frame(frame: Frame) -> bytes:
                     more=more,
                 )
             )
-        case Refusal(feed, start, reason, bytes_needed):
+        case Refusal(feed, start, reason, bytes_needed, evidence):
             message = pb.SyncFrame(
-                refusal=pb.SyncRefusal(feed=feed, start=start, reason=_REFUSALS[reason], bytes_needed=bytes_needed)
+                refusal=pb.SyncRefusal(
+                    feed=feed, start=start, reason=_REFUSALS[reason], bytes_needed=bytes_needed, evidence=evidence
+                )
             )
         case Ack(entries):
             message = pb.SyncFrame(
@@ -175,7 +178,9 @@ def _decode_refusal(message: pb.SyncRefusal) -> Refusal:
     _check_lengths([message.start])
     # A reason of a later version: the request will not be answered, which is what BUSY means too.
     reason = _REFUSAL_REASONS.get(message.reason, RefusalReason.BUSY)
-    return Refusal(_feed(message.feed), message.start, reason, message.bytes_needed)
+    if message.evidence and not is_cid(message.evidence):
+        raise MalformedFrame("a refusal with something that is no CID")
+    return Refusal(_feed(message.feed), message.start, reason, message.bytes_needed, message.evidence)
 
 
 def _decode_ack(message: pb.SyncAck) -> Ack:

@@ -11,7 +11,7 @@ so a failing store port leaves the cache as it was.
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Protocol
 
 from echostore.kernel.errors import Corrupt, TooLarge
@@ -331,9 +331,9 @@ class _Entries:
             whole.sizes.extend(each.sizes)
         return whole
 
-    def below(self, path: Path, first: int = 0) -> slice:
-        """Where the items below a path of nibbles stand, none of which stands before `first`."""
-        start = bisect_left(self.keys, path, first)
+    def below(self, path: Path) -> slice:
+        """Where the items below a path of nibbles stand."""
+        start = bisect_left(self.keys, path)
         return slice(start, bisect_left(self.keys, path + BELOW_END, start))
 
     def cut(self, where: slice) -> "_Entries":
@@ -364,25 +364,34 @@ def _keep_nothing(path: Path, top: TreeTop | None) -> None:
 
 
 def _grow(entries: _Entries, path: Path, put: Put, keep: _Keep) -> TreeTop:
-    """The node at `path` over these entries. Recursion is as deep as the tree, 16 at most."""
-    if is_run(path) or is_page(len(path), len(entries.keys), sum(entries.sizes)):
-        top = _put_page(entries, put)
+    """The node at `path` over these entries."""
+    sums = [0, *accumulate(entries.sizes)]
+    return _grow_between(entries, sums, 0, len(entries.keys), path, put, keep)
+
+
+def _grow_between(
+    entries: _Entries, sums: list[int], start: int, end: int, path: Path, put: Put, keep: _Keep
+) -> TreeTop:
+    """The node over a stretch of entries, `sums` having the bytes before each. Recursion is as deep as the tree, 16 at
+    most."""
+    size = sums[end] - sums[start]
+    if is_run(path) or is_page(len(path), end - start, size):
+        top = _put_items(entries.items[start:end], size, put)
     else:
-        cuts: dict[str, slice] = {}
-        first = 0
+        cuts: dict[str, tuple[int, int]] = {}
+        weights: dict[str, Weight] = {}
+        first = start
         for nibble in NIBBLES:
-            where = entries.below(path + nibble, first)
-            if where.stop > where.start:
-                cuts[nibble] = where
-                first = where.stop
-        weights = {
-            nibble: Weight(where.stop - where.start, sum(entries.sizes[where])) for nibble, where in cuts.items()
-        }
+            after = bisect_left(entries.keys, path + nibble + BELOW_END, first, end)
+            if after > first:
+                cuts[nibble] = first, after
+                weights[nibble] = Weight(after - first, sums[after] - sums[first])
+                first = after
         branches = []
         for label in branch_labels(len(path), weights):
             there = [cuts[nibble] for nibble in SPANS[label] if nibble in cuts]
-            mine = entries.cut(slice(there[0].start, there[-1].stop))
-            branches.append((label, _grow(mine, path + label, put, keep)))
+            below = path + label
+            branches.append((label, _grow_between(entries, sums, there[0][0], there[-1][1], below, put, keep)))
         top = _put_index(branches, put)
     keep(path, top)
     return top
@@ -394,9 +403,13 @@ def _put_index(branches: list[tuple[str, TreeTop]], put: Put) -> TreeTop:
 
 
 def _put_page(entries: _Entries, put: Put) -> TreeTop:
-    data = _page(entries.items, put)
-    assert len(data) == sum(entries.sizes), f"a page of {len(data)} bytes, {sum(entries.sizes)} were counted"
-    return _put_node(data, len(entries.keys), len(data), put)
+    return _put_items(entries.items, sum(entries.sizes), put)
+
+
+def _put_items(items: list[tuple[ItemId, EncodedItem]], size: int, put: Put) -> TreeTop:
+    data = _page(items, put)
+    assert len(data) == size, f"a page of {len(data)} bytes, {size} were counted"
+    return _put_node(data, len(items), size, put)
 
 
 def _page(items: list[tuple[ItemId, EncodedItem]], put: Put) -> bytes:

@@ -14,6 +14,7 @@ says. Whether blobs match their CIDs is the reader's business.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -43,6 +44,9 @@ from echostore.wire.varint import varint
 
 INDEX_BYTES_MAX: Final = 1024
 """16 CIDs, counts and sizes, the numbers of 10 bytes each, with their heads, are less."""
+
+_BITS: Final = {label: 1 << bit for bit, label in enumerate(LABELS)}
+_ORDERED: Final = sorted(LABELS, key=lambda label: SPANS[label][0])
 
 ITEM_HEAD: Final = bytes((0x0A, ITEM_ID_BYTES))
 _CID_HEAD = bytes((0x12, CID_BYTES))
@@ -110,7 +114,7 @@ def index_bytes(branches: Iterable[tuple[str, TreeTop]]) -> bytes:
     present = 0
     cids, counts, sizes = b"", b"", b""
     for label, top in branches:
-        present |= 1 << LABELS.index(label)
+        present |= _BITS[label]
         cids += top.cid
         counts += varint(top.count)
         sizes += varint(top.size)
@@ -138,6 +142,21 @@ def parse_node(data: bytes, path: Path) -> Page | IndexNode:
     if data[:1] == b"\x18":
         return _parse_index(data, path)
     return _parse_page(data, path)
+
+
+def small_items(data: bytes) -> dict[ItemId, bytes]:
+    """The items that stand in a page whole. For pages that were made or checked here: what is asked is their form alone."""
+    return {} if data[:1] == b"\x18" else dict(_page_groups(data)[0])
+
+
+def index_branches(data: bytes) -> list[tuple[str, TreeTop]]:
+    """The branches of an index node that was made or checked here, in the order of their nibbles; none of a page."""
+    if data[:1] != b"\x18":
+        return []
+    node = pb.TreeNode.FromString(data)
+    joined = node.branches
+    cids = [Cid(joined[at : at + CID_BYTES]) for at in range(0, len(joined), CID_BYTES)]
+    return list(zip(_present(node.present), map(TreeTop, cids, node.counts, node.sizes), strict=True))
 
 
 def page_count(data: bytes, path: Path) -> int | None:
@@ -172,8 +191,7 @@ def _parse_index(data: bytes, path: Path) -> IndexNode:
         message = pb.TreeNode.FromString(data)
     except DecodeError as error:
         raise MalformedNode(f"undecodable: {error}") from None
-    labels = [label for bit, label in enumerate(LABELS) if message.present >> bit & 1]
-    labels.sort(key=_first_nibble)
+    labels = list(_present(message.present))
     cids = [Cid(message.branches[at : at + CID_BYTES]) for at in range(0, len(message.branches), CID_BYTES)]
     same_length = len(labels) == len(cids) == len(message.counts) == len(message.sizes)
     if not same_length or message.present >> len(LABELS):
@@ -243,8 +261,10 @@ def _page_groups(data: bytes) -> tuple[_Group, _Group]:
     return groups
 
 
-def _first_nibble(label: str) -> str:
-    return SPANS[label][0]
+@lru_cache(maxsize=4096)
+def _present(bits: int) -> tuple[str, ...]:
+    """The labels whose bits are set, in the order of their nibbles."""
+    return tuple(label for label in _ORDERED if bits & _BITS[label])
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:

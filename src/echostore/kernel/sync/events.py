@@ -92,6 +92,7 @@ class RangeMissing:
     feed: FeedKey
     start: int
     reason: RefusalReason
+    evidence: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +236,8 @@ class Unobtainable:
     feed: FeedKey
     start: int
     reason: RefusalReason
+    evidence: bytes = b""
+    """Of a control feed that begins later there: the name of what to start from instead."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,8 @@ class Refusal:
     reason: RefusalReason
     bytes_needed: int = 0
     """With OVERSIZE: what the shortest range weighs."""
+    evidence: bytes = b""
+    """With COMPACTED, of a control feed: the name of what to start from instead."""
 
 
 class AckEntry(NamedTuple):

@@ -44,6 +44,13 @@ class Rejection:
     fatal: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Blocks of a control feed that are no longer here, and the name of what to start from instead."""
+
+    evidence: bytes
+
+
 class SyncPort(Protocol):
     """One party of one peer, as replication sees it. Lengths count blocks; a tip of length 0 is an empty feed."""
 
@@ -65,10 +72,10 @@ class SyncPort(Protocol):
 
     def read(
         self, key: FeedKey, start: int, blocks_max: int, bytes_max: int, toward: Link
-    ) -> tuple[Sequence[bytes], Head] | None:
+    ) -> tuple[Sequence[bytes], Head] | Gone | None:
         """The longest range from `start` that ends at a head within the limits, else the shortest there is.
 
-        On the branch that holds the link `toward`, else on the one in use. None when blocks are no longer here.
+        On the branch that holds the link `toward`, else on the one in use. None or Gone when blocks are no longer here.
         """
         ...
 
@@ -101,6 +108,8 @@ def answer(port: SyncPort, effect: Effect) -> list[Event]:
         found = port.read(effect.feed, effect.start, effect.blocks_max, effect.bytes_max, effect.toward)
         if found is None:
             return [RangeMissing(effect.feed, effect.start, RefusalReason.COMPACTED)]
+        if isinstance(found, Gone):
+            return [RangeMissing(effect.feed, effect.start, RefusalReason.COMPACTED, found.evidence)]
         payloads, head = found
         return [RangeRead(effect.feed, effect.start, tuple(payloads), head)]
     if isinstance(effect, Ingest):

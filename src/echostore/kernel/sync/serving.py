@@ -100,7 +100,7 @@ class Serving:
             return self._pushed(serve, answer)
         if isinstance(answer, RangeMissing):
             del self._serves[answer.feed]
-            return Refusal(answer.feed, answer.start, answer.reason)
+            return Refusal(answer.feed, answer.start, answer.reason, evidence=answer.evidence)
         size = sum(map(len, answer.payloads))
         if size > serve.bytes_left:
             del self._serves[answer.feed]

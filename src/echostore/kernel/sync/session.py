@@ -364,7 +364,7 @@ class Session:
         elif refusal.reason is RefusalReason.OVERSIZE and 0 < refusal.bytes_needed <= limit:
             track.bytes_needed = refusal.bytes_needed
         else:
-            self._effects.append(Unobtainable(refusal.feed, refusal.start, refusal.reason))
+            self._effects.append(Unobtainable(refusal.feed, refusal.start, refusal.reason, refusal.evidence))
             if track.standing is Standing.KNOWN:
                 track.give_up()
             else:

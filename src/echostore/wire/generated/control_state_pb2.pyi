@@ -210,3 +210,65 @@ class PinnedEpochState(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PinnedEpochState: _TypeAlias = PinnedEpochState  # noqa: Y015
+
+@_typing.final
+class ControlEvidence(_message.Message):
+    """Why a control state may be believed: the epoch that names it, and who stands for that epoch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTY_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    SAID_FIELD_NUMBER: _builtins.int
+    party: _builtins.bytes
+    state: _builtins.bytes
+    """CID of the control state"""
+    @_builtins.property
+    def said(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlacedCredential]:
+        """the genesis of the epoch first, then what attests it"""
+
+    def __init__(
+        self,
+        *,
+        party: _builtins.bytes = ...,
+        state: _builtins.bytes = ...,
+        said: _abc.Iterable[Global___PlacedCredential] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["party", b"party", "said", b"said", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ControlEvidence: _TypeAlias = ControlEvidence  # noqa: Y015
+
+@_typing.final
+class PlacedCredential(_message.Message):
+    """A credential above the state's cut, as it was signed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FEED_FIELD_NUMBER: _builtins.int
+    SEQ_FIELD_NUMBER: _builtins.int
+    DEPTH_FIELD_NUMBER: _builtins.int
+    CREDENTIAL_FIELD_NUMBER: _builtins.int
+    feed: _builtins.bytes
+    """the control feed that it stands in"""
+    seq: _builtins.int
+    depth: _builtins.int
+    credential: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        feed: _builtins.bytes = ...,
+        seq: _builtins.int = ...,
+        depth: _builtins.int = ...,
+        credential: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "depth", b"depth", "feed", b"feed", "seq", b"seq"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlacedCredential: _TypeAlias = PlacedCredential  # noqa: Y015

@@ -727,6 +727,7 @@ class EpochGenesis(_message.Message):
     DISCARD_BEFORE_MS_FIELD_NUMBER: _builtins.int
     CREATED_MS_FIELD_NUMBER: _builtins.int
     CHILD_FIELD_NUMBER: _builtins.int
+    CONTROL_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     previous: _builtins.bytes
     """hash of the previous epoch's genesis credential; absent: epoch 0"""
@@ -742,6 +743,8 @@ class EpochGenesis(_message.Message):
     created_ms: _builtins.int
     child: _builtins.bytes
     """of a child party"""
+    control: _builtins.bytes
+    """CID of the control state at the control timeframe; absent: none could be made"""
     @_builtins.property
     def timeframe(self) -> _containers.RepeatedCompositeFieldContainer[_snapshot_pb2.TimeframeEntry]:
         """data feeds, ascending by feed key"""
@@ -770,10 +773,11 @@ class EpochGenesis(_message.Message):
         discard_before_ms: _builtins.int = ...,
         created_ms: _builtins.int = ...,
         child: _builtins.bytes = ...,
+        control: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_digest", b"admission_digest", "child", b"child", "control_timeframe", b"control_timeframe", "created_ms", b"created_ms", "cut", b"cut", "discard_before_ms", b"discard_before_ms", "encoding_version", b"encoding_version", "models", b"models", "number", b"number", "previous", b"previous", "record", b"record", "snapshot", b"snapshot", "timeframe", b"timeframe"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_digest", b"admission_digest", "child", b"child", "control", b"control", "control_timeframe", b"control_timeframe", "created_ms", b"created_ms", "cut", b"cut", "discard_before_ms", b"discard_before_ms", "encoding_version", b"encoding_version", "models", b"models", "number", b"number", "previous", b"previous", "record", b"record", "snapshot", b"snapshot", "timeframe", b"timeframe"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -40,6 +40,7 @@ class MeshFrame(_message.Message):
     BLOBS_FIELD_NUMBER: _builtins.int
     REACH_FIELD_NUMBER: _builtins.int
     SEEK_FIELD_NUMBER: _builtins.int
+    ROOTS_FIELD_NUMBER: _builtins.int
     ping: _builtins.int
     """answered by a pong of the same number"""
     pong: _builtins.int
@@ -69,6 +70,8 @@ class MeshFrame(_message.Message):
     def reach(self) -> Global___MeshReach: ...
     @_builtins.property
     def seek(self) -> Global___MeshSeek: ...
+    @_builtins.property
+    def roots(self) -> Global___MeshRoots: ...
     def __init__(
         self,
         *,
@@ -87,12 +90,13 @@ class MeshFrame(_message.Message):
         blobs: Global___MeshBlobs | None = ...,
         reach: Global___MeshReach | None = ...,
         seek: Global___MeshSeek | None = ...,
+        roots: Global___MeshRoots | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["blob", b"blob", "blobs", b"blobs", "goodbye", b"goodbye", "have", b"have", "introduction", b"introduction", "invitation", b"invitation", "kind", b"kind", "leave", b"leave", "offer", b"offer", "parties", b"parties", "ping", b"ping", "pong", b"pong", "reach", b"reach", "seek", b"seek", "sync", b"sync", "want", b"want"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blob", b"blob", "blobs", b"blobs", "goodbye", b"goodbye", "have", b"have", "introduction", b"introduction", "invitation", b"invitation", "kind", b"kind", "leave", b"leave", "offer", b"offer", "parties", b"parties", "ping", b"ping", "pong", b"pong", "reach", b"reach", "roots", b"roots", "seek", b"seek", "sync", b"sync", "want", b"want"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blob", b"blob", "blobs", b"blobs", "goodbye", b"goodbye", "have", b"have", "introduction", b"introduction", "invitation", b"invitation", "kind", b"kind", "leave", b"leave", "offer", b"offer", "parties", b"parties", "ping", b"ping", "pong", b"pong", "reach", b"reach", "seek", b"seek", "sync", b"sync", "want", b"want"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blob", b"blob", "blobs", b"blobs", "goodbye", b"goodbye", "have", b"have", "introduction", b"introduction", "invitation", b"invitation", "kind", b"kind", "leave", b"leave", "offer", b"offer", "parties", b"parties", "ping", b"ping", "pong", b"pong", "reach", b"reach", "roots", b"roots", "seek", b"seek", "sync", b"sync", "want", b"want"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["offer", "sync", "leave", "want", "have", "blob", "invitation", "ping", "pong", "goodbye", "introduction", "parties", "blobs", "reach", "seek"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["offer", "sync", "leave", "want", "have", "blob", "invitation", "ping", "pong", "goodbye", "introduction", "parties", "blobs", "reach", "seek", "roots"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -239,6 +243,35 @@ class MeshOffer(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MeshOffer: _TypeAlias = MeshOffer  # noqa: Y015
+
+@_typing.final
+class MeshRoots(_message.Message):
+    """From one root of a party's thin clients to another. Without a frame: this is the root that answers here."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANNEL_FIELD_NUMBER: _builtins.int
+    ROOT_FIELD_NUMBER: _builtins.int
+    FRAME_FIELD_NUMBER: _builtins.int
+    channel: _builtins.int
+    root: _builtins.bytes
+    """16 bytes: the name of the sender's root"""
+    frame: _builtins.bytes
+    """a CoherenceFrame"""
+    def __init__(
+        self,
+        *,
+        channel: _builtins.int = ...,
+        root: _builtins.bytes = ...,
+        frame: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "frame", b"frame", "root", b"root"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeshRoots: _TypeAlias = MeshRoots  # noqa: Y015
 
 @_typing.final
 class MeshSync(_message.Message):

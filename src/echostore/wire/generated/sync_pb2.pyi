@@ -218,10 +218,13 @@ class SyncRefusal(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     BYTES_NEEDED_FIELD_NUMBER: _builtins.int
+    EVIDENCE_FIELD_NUMBER: _builtins.int
     feed: _builtins.bytes
     start: _builtins.int
     reason: Global___SyncRefusal.Reason.ValueType
     bytes_needed: _builtins.int
+    evidence: _builtins.bytes
+    """with COMPACTED, of a control feed: CID of the ControlEvidence to start from"""
     def __init__(
         self,
         *,
@@ -229,10 +232,11 @@ class SyncRefusal(_message.Message):
         start: _builtins.int = ...,
         reason: Global___SyncRefusal.Reason.ValueType = ...,
         bytes_needed: _builtins.int = ...,
+        evidence: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_needed", b"bytes_needed", "feed", b"feed", "reason", b"reason", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_needed", b"bytes_needed", "evidence", b"evidence", "feed", b"feed", "reason", b"reason", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
