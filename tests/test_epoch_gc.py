@@ -10,6 +10,7 @@ import pytest
 from cli_process import Cli
 from echostore.kernel.errors import Compacted
 from echostore.kernel.feed import Block
+from echostore.kernel.snapshot import ENCODING_VERSION
 from echostore.peer.base_following import newest_final, open_epoch
 from echostore.peer.epoch_gc import plan_gc, run_gc
 from echostore.peer.epochs import Epochs
@@ -18,6 +19,7 @@ from echostore.peer.transfer import export_party
 from echostore.store import feed_truncation
 from echostore.wire.base_epoch import FETCHING_KEY
 from echostore.wire.cids import RAW, cid_codec
+from echostore.wire.snapshot import OldEncoding
 from two_peers import open_quiet
 
 LARGE = 40_000
@@ -235,3 +237,36 @@ def test_an_epoch_with_holes_is_no_base(tmp_path: Path) -> None:
         assert open_epoch(party.runtime, found) is not None
         party.runtime.feeds.set_about({FETCHING_KEY: found.genesis.snapshot})
         assert open_epoch(party.runtime, found) is None
+
+
+# an older program
+
+
+def test_a_base_of_an_older_encoding_is_left_where_the_history_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def program(version: int) -> None:
+        """From here on the program reads this version."""
+        monkeypatch.setattr("echostore.wire.snapshot.ENCODING_VERSION", version)
+
+    with open_quiet(tmp_path / "home") as peer:
+        party = peer.create_party("Trip")
+        for number in range(2):
+            party.create(type="task", number=number)
+            Epochs(party).create()
+        party.create(type="task", number=2)
+        before = party.snapshot().cid
+        assert party.runtime.processor.base is not None
+    program(ENCODING_VERSION + 1)
+    with open_quiet(tmp_path / "home") as peer:
+        party = peer.party("@Trip")
+        assert party.runtime.processor.base is None, "folded from the history"
+        assert sorted(each["number"] for each in party.query(type="task").all()) == [0, 1, 2]
+        assert [epoch.items for epoch in Epochs(party).all()] == [None, None]
+    program(ENCODING_VERSION)
+    with open_quiet(tmp_path / "home") as peer:
+        assert peer.party("@Trip").snapshot().cid == before
+        assert run_gc(peer.party("@Trip")).blocks
+    program(ENCODING_VERSION + 1)
+    with open_quiet(tmp_path / "home") as peer, pytest.raises(OldEncoding, match="newer epoch"):
+        peer.party("@Trip")

@@ -21,16 +21,21 @@ from echostore.peer.checkpoints import load_cursors, load_moves
 from echostore.peer.model_registry import COMMUTING_MARK, commuting_mark
 from echostore.peer.refolding import LACKING, refold
 from echostore.wire.base_epoch import BASE_KEY, BaseEpoch, load_base
+from echostore.wire.snapshot import OldEncoding
 
 if TYPE_CHECKING:
     from echostore.peer.processor import PartyProcessor
 
 
 def stand_on_stored(processor: "PartyProcessor") -> None:
-    """Take up the base that the FeedStore names."""
+    """Take up the base that the FeedStore names; one of an older encoding is left where the history is whole."""
     blobs = processor.blobs
     if processor.base is None and blobs is not None:
-        processor.base = load_base(processor.feeds.about, blobs.get, processor.factory)
+        try:
+            processor.base = load_base(processor.feeds.about, blobs.get, processor.factory)
+        except OldEncoding:
+            if any(held.base for held in processor.feeds.feeds() if held.kind == DATA):
+                raise  # what lies below is nowhere else
     if processor.base is not None:
         processor.orderer.set_base(processor.order_cuts())
 

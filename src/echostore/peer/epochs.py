@@ -21,7 +21,7 @@ from echostore.peer.epoch_fold import Folded, OpenTimeframe, cuts_at, fold_to
 from echostore.peer.retiring import retire_silent
 from echostore.wire.cids import PROTOBUF, cid_from_text, cid_of, cid_text, matches
 from echostore.wire.epochs import EpochRecord, encode_cut, encode_epoch_record, read_epoch_record
-from echostore.wire.snapshot import read_state_root
+from echostore.wire.snapshot import OldEncoding, read_state_root
 from echostore.wire.tree_nodes import IndexNode, large_item_cids
 from echostore.wire.tree_reader import TreeReader
 
@@ -393,7 +393,7 @@ class Epochs:
         genesis = epoch.genesis
         try:
             items: int | None = read_state_root(self._blob(genesis.snapshot)).item_count
-        except NotFound:
+        except (NotFound, OldEncoding):
             items = None
         return EpochView(
             number=genesis.number,

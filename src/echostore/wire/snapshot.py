@@ -38,6 +38,10 @@ DIGEST_BYTES = 32
 _M = TypeVar("_M", bound=Message)
 
 
+class OldEncoding(Corrupt):
+    """A snapshot as an earlier version of this program wrote it."""
+
+
 def state_root_bytes(
     *,
     party: PartyKey,
@@ -76,12 +80,11 @@ def read_state_root(data: bytes) -> StateRoot:
         raise Corrupt(f"a state root of {len(data)} bytes is larger than a blob may be")
     message = canonical_message(pb.StateRoot, data, "a state root")
     if message.encoding_version != ENCODING_VERSION:
-        newer = message.encoding_version > ENCODING_VERSION
-        raise Corrupt(
-            f"a state root of encoding version {message.encoding_version}, this program reads {ENCODING_VERSION}",
-            next_step="Update echostore on this device."
-            if newer
-            else "Start from a newer epoch, or from the history: who holds it makes the snapshot anew.",
+        what = f"a state root of encoding version {message.encoding_version}, this program reads {ENCODING_VERSION}"
+        if message.encoding_version > ENCODING_VERSION:
+            raise Corrupt(what, next_step="Update echostore on this device.")
+        raise OldEncoding(
+            what, next_step="Start from a newer epoch, or from the history: who holds it makes the snapshot anew."
         )
     root = StateRoot(
         party=PartyKey(message.party),
