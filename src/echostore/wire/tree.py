@@ -152,6 +152,15 @@ def build(
     return _grow(_sorted_entries(items, path), path, put, _keep_nothing if cache is None else cache.keep)
 
 
+def build_keyed(
+    keys: list[ItemKey], items: list[tuple[ItemId, EncodedItem]], put: Put, *, cache: NodeCache, path: Path
+) -> TreeTop:
+    """`build` for who has the items ascending by their keys, and these with them."""
+    entries = _Entries(keys, items, [entry_bytes(len(encoded)) for _, encoded in items])
+    _check_order(entries, path)
+    return _grow(entries, path, put, cache.keep)
+
+
 def join(parts: Mapping[str, Part], put: Put, *, path: Path = "") -> Part:
     """What is below `path`, of parts that were made apart, by nibble: an index node, or so few items that they fit a page.
 
@@ -347,13 +356,18 @@ def _sorted_entries(items: Iterable[tuple[ItemId, EncodedItem]], path: Path) -> 
         [(item, encoded) for _, item, encoded in keyed],
         [entry_bytes(len(encoded)) for _, _, encoded in keyed],
     )
-    if keyed:
-        first, last = key_bounds(path)
-        outside = next((key for key in (entries.keys[0], entries.keys[-1]) if not first <= key <= last), None)
-        assert outside is None, f"an item with key {outside} was given for the path {path!r}"
-    repeated = next((key for key, following in pairwise(entries.keys) if key == following), None)
-    assert repeated is None, f"the item with key {repeated} was given twice"
+    _check_order(entries, path)
     return entries
+
+
+def _check_order(entries: _Entries, path: Path) -> None:
+    keys = entries.keys
+    if keys:
+        first, last = key_bounds(path)
+        outside = next((key for key in (keys[0], keys[-1]) if not first <= key <= last), None)
+        assert outside is None, f"an item with key {outside} was given for the path {path!r}"
+    wrong = next((key for key, following in pairwise(keys) if key >= following), None)
+    assert wrong is None, f"the item with key {wrong} was given twice, or out of order"
 
 
 _Keep = Callable[[Path, TreeTop], None]

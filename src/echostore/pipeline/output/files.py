@@ -72,6 +72,7 @@ def write_file(
         step(f"name {kind}")
         os.rename(part, below / f"{sha256}.parquet")
         sync_folder(below)
+        _remember(below / f"{sha256}.parquet", sha256)
     except FileNotFoundError:
         raise collected(epoch_of(folder)) from None
     except OSError as error:
@@ -122,6 +123,16 @@ _checked: dict[tuple[str, int, int, int], str] = {}
 _CHECKED_MAX = 65_536
 
 
+def _checked_key(path: Path, status: os.stat_result) -> tuple[str, int, int, int]:
+    return str(path), status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _remember(path: Path, sha256: str, status: os.stat_result | None = None) -> None:
+    if len(_checked) >= _CHECKED_MAX:
+        _checked.clear()
+    _checked[_checked_key(path, status or path.stat())] = sha256
+
+
 def checked_path(out: str | Path, file: NamedFile) -> Path:
     """Where a named file is, once its bytes have been compared with its hash."""
     path = Path(out, file.path)
@@ -129,13 +140,10 @@ def checked_path(out: str | Path, file: NamedFile) -> Path:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb", buffering=0) as opened:
             status = os.fstat(descriptor)
-            key = (str(path), status.st_ino, status.st_size, status.st_mtime_ns)
-            known = _checked.get(key)
+            known = _checked.get(_checked_key(path, status))
             if known is None:
                 known, _ = _hash(opened)
-                if len(_checked) >= _CHECKED_MAX:
-                    _checked.clear()
-                _checked[key] = known
+                _remember(path, known, status)
     except FileNotFoundError:
         raise _broken(file, "is missing") from None
     except OSError as error:

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from echostore.kernel.ids import Cid, ItemId
-from echostore.kernel.snapshot import PAGE_ITEMS_MAX, TreeTop, entry_bytes, is_page, key_bounds
+from echostore.kernel.snapshot import PAGE_ITEMS_MAX, ItemKey, TreeTop, entry_bytes, is_page, key_bounds
 from echostore.pipeline.output.files import read_table
 from echostore.pipeline.output.record import NamedFile
 from echostore.pipeline.output.writing import Place
@@ -29,7 +29,7 @@ from echostore.pipeline.stages.operation_columns import rows_table
 from echostore.pipeline.stages.parcels import packed, unpacked
 from echostore.pipeline.stages.state_files import by_bucket
 from echostore.wire.snapshot import EncodedItem, Put
-from echostore.wire.tree import NodeMap, build, update_below
+from echostore.wire.tree import NodeMap, build_keyed, update_below
 
 ENTRIES = pa.schema([pa.field("item", pa.binary(), nullable=False), pa.field("encoded", pa.binary(), nullable=False)])
 STATE_COLUMNS = ["party", "item_key", "item", "gone", "model", "version", "state", "encoded"]
@@ -133,7 +133,8 @@ def subtree(bucket: str, nodes: bytes | None, dirty: list[ItemId], live: pa.Tabl
     before = TREE_NODES.empty_table() if nodes is None else unpacked(nodes)
     items, encoded = live["item"].to_pylist(), _encoded(live)
     if nodes is None or len(dirty) * ANEW_SHARE >= len(items):
-        return _grown(bucket, set(before["cid"].to_pylist()), zip(items, encoded, strict=True), put)
+        keys = [ItemKey(key.hex()) for key in live["item_key"].to_pylist()]
+        return _grown(bucket, set(before["cid"].to_pylist()), keys, list(zip(items, encoded, strict=True)), put)
     cache = NodeMap()
     columns = (before[name].to_pylist() for name in ("path", "cid", "count", "size"))
     for path, cid, count, size in zip(*columns, strict=True):
@@ -151,7 +152,7 @@ def subtree(bucket: str, nodes: bytes | None, dirty: list[ItemId], live: pa.Tabl
 
 
 def _grown(
-    bucket: str, known: set[Cid], items: Iterable[tuple[ItemId, EncodedItem]], put: Put
+    bucket: str, known: set[Cid], keys: list[ItemKey], items: list[tuple[ItemId, EncodedItem]], put: Put
 ) -> tuple[TreeTop, NodeMap]:
     """All nodes anew, and the blobs of those that were not there."""
 
@@ -160,7 +161,7 @@ def _grown(
             put(cid, blob)
 
     cache = NodeMap()
-    return build(items, put_new, cache=cache, path=bucket), cache
+    return build_keyed(keys, items, put_new, cache=cache, path=bucket), cache
 
 
 class TopsBefore:
