@@ -79,21 +79,27 @@ Narrate = Callable[[str], None]
 def measure(folder: Path, narrate: Narrate) -> list[Measure]:
     scale = float(os.environ.get("ECHOSTORE_BENCH_THIN", "0.1"))
     with (
-        patch.object(coherence_root, "TICK_S", 0.0),
-        open_peer(folder / "root", name="root", background=False) as peer,
+        _root(folder / "root") as (party, url, capability),
+        _echo() as round_trip,
+        connect(url, capability, timeout_s=PATIENCE_S) as leaf,
     ):
-        party = _filled(peer, ITEMS)
-        capability = party.capability(read="*", write="*", messages=True).text
-        url = peer.serve_thin("127.0.0.1:0")
-        with _echo() as round_trip, connect(url, capability, timeout_s=PATIENCE_S) as leaf:
-            measures = [
-                _hit(leaf, narrate),
-                *_miss_and_seen(party, leaf, round_trip, narrate),
-                _zipf(party, leaf, int(READS * scale), narrate),
-                _reconnect(leaf, int(WARM * scale), narrate),
-            ]
+        measures = [
+            _hit(leaf, narrate),
+            *_miss_and_seen(party, leaf, round_trip, narrate),
+            _zipf(party, leaf, int(READS * scale), narrate),
+            _reconnect(leaf, int(WARM * scale), narrate),
+        ]
+    with _root(folder / "crowded") as (party, url, capability):  # without what the leaf before had asked for
         measures.append(_crowd(party, url, capability, CROWD, narrate))
     return [*measures, _specs(folder, int(SPECS_MANY * scale), narrate), _herd(narrate)]
+
+
+@contextmanager
+def _root(folder: Path) -> Iterator[tuple[Party, str, str]]:
+    """A party that is served, without gathering ticks: its address, and a capability for all of it."""
+    with patch.object(coherence_root, "TICK_S", 0.0), open_peer(folder, name="root", background=False) as peer:
+        party = _filled(peer, ITEMS)
+        yield party, peer.serve_thin("127.0.0.1:0"), party.capability(read="*", write="*", messages=True).text
 
 
 def _filled(peer: Peer, count: int) -> Party:
