@@ -1,4 +1,4 @@
-"""Control feeds from one peer to another without a network, from a control state where they begin at one."""
+"""Control feeds from one peer to another without a network, from a control state where they begin at one; what they amount to."""
 
 from collections.abc import Sequence
 
@@ -44,3 +44,19 @@ def _read(
     found = giver.sync_port.read(feed, start, 1000, 1 << 24, link)
     assert found is not None
     return found if isinstance(found, Gone) else (start, *found)
+
+
+def told(party: Party) -> dict[str, object]:
+    """What membership and epochs amount to, by a machine as it stands."""
+    processor = party.runtime.processor
+    machine = processor.membership.machine
+    return {
+        "members": machine.members,
+        "devices": machine.devices,
+        "admission": machine.admission().digest,
+        "policy": machine.policy,
+        "chain": machine.epoch_tally().chain[-2:],
+        "electorate": machine.electorate,
+        "snapshot": party.snapshot().cid,
+        "timeframe": processor.control_timeframe,
+    }

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from control_floors import control_from
+from control_floors import control_from, told
 from echostore.bench.many_epochs import Voter, add_epochs
 from echostore.kernel.errors import Compacted, Corrupt, Refused
 from echostore.kernel.ids import Cid, PartyKey
@@ -51,20 +51,6 @@ def made(home: Path, epochs: int = 6) -> None:
 def opened(home: Path) -> tuple[Peer, Party]:
     peer = open_peer(home, background=False)
     return peer, peer.party(peer.parties()[0].key)
-
-
-def told(party: Party) -> dict[str, object]:
-    machine = party.runtime.processor.membership.machine
-    return {
-        "members": machine.members,
-        "devices": machine.devices,
-        "admission": machine.admission().digest,
-        "policy": machine.policy,
-        "chain": machine.epoch_tally().chain[-2:],
-        "electorate": machine.electorate,
-        "snapshot": party.snapshot().cid,
-        "timeframe": party.runtime.processor.control_timeframe,
-    }
 
 
 def control_base(party: Party) -> int:

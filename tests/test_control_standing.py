@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from control_floors import told
 from echostore.bench.many_epochs import Voter, add_epochs
 from echostore.kernel.errors import Corrupt
 from echostore.kernel.ids import PartyKey, feed_id
@@ -39,22 +40,6 @@ def home(tmp_path: Path) -> Path:
 def opened(home: Path, **options: bool) -> tuple[Peer, Party]:
     peer = open_peer(home, background=False, **options)  # type: ignore[arg-type]  # flags
     return peer, peer.party(peer.parties()[0].key)
-
-
-def told(party: Party) -> dict[str, object]:
-    """What membership and epochs amount to, by a machine as it stands."""
-    processor = party.runtime.processor
-    machine = processor.membership.machine
-    return {
-        "members": machine.members,
-        "devices": machine.devices,
-        "admission": machine.admission().digest,
-        "policy": machine.policy,
-        "chain": machine.epoch_tally().chain[-2:],
-        "electorate": machine.electorate,
-        "snapshot": party.snapshot().cid,
-        "timeframe": processor.control_timeframe,
-    }
 
 
 def test_a_party_opens_from_the_kept_state_to_what_all_messages_say(home: Path) -> None:
