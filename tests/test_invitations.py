@@ -57,6 +57,12 @@ def test_a_damaged_ticket_is_refused(at: int, character: str) -> None:
         read_ticket(damaged)
 
 
+@pytest.mark.parametrize("lost", range(1, 9))
+def test_a_ticket_that_lost_its_end_says_so_in_our_words(lost: int) -> None:
+    with pytest.raises(UsageError, match="damaged: a character is missing or wrong"):
+        read_ticket(a_ticket().text()[:-lost])
+
+
 @given(text=st.text(max_size=300))
 def test_any_text_is_a_ticket_or_a_usage_error(text: str) -> None:
     for line in (text, "echo1" + text):

@@ -7,6 +7,7 @@ passcode it is of no use alone. An open invitation's ticket holds its secret: wh
 """
 
 import base64
+import binascii
 import hashlib
 from dataclasses import astuple, dataclass
 from enum import StrEnum
@@ -65,7 +66,7 @@ def read_ticket(text: str) -> Ticket:
         raise UsageError(f"this is not a ticket: tickets start with {PREFIX}", next_step="Paste the whole line.")
     body = compact.removeprefix(PREFIX).upper()
     try:
-        data = base64.b32decode(body + "=" * (-len(body) % 8))
+        data = _letters(body)
         fields, check = data[:-_CHECK_BYTES], data[-_CHECK_BYTES:]
         if hashlib.sha256(fields).digest()[:_CHECK_BYTES] != check:
             raise ValueError("a character is missing or wrong")
@@ -82,6 +83,13 @@ def read_ticket(text: str) -> Ticket:
     if wrong:
         raise UsageError("the ticket is of a kind that this version does not know", next_step="Update echostore.")
     return ticket
+
+
+def _letters(body: str) -> bytes:
+    try:
+        return base64.b32decode(body + "=" * (-len(body) % 8))
+    except binascii.Error:
+        raise ValueError("a character is missing or wrong") from None
 
 
 def _rows(fields: bytes) -> dict[str, object]:
