@@ -252,11 +252,11 @@ def test_the_next_snapshot_reads_the_page_that_changed_and_the_nodes_above_it(
     pages: list[str] = []
     read: list[ItemId] = []
     looks: list[object] = []
-    states_under, states_of, node, get = store.states_under, store.states_of, store.node, blobs.get
+    states_under, states_of, node, get_some = store.states_under, store.states_of, store.node, blobs.get_some
     monkeypatch.setattr(store, "states_under", lambda path: pages.append(path) or states_under(path))
     monkeypatch.setattr(store, "states_of", lambda items: read.extend(items) or states_of(items))
     monkeypatch.setattr(store, "node", lambda path: looks.append(path) or node(path))
-    monkeypatch.setattr(blobs, "get", lambda cid: looks.append(cid) or get(cid))
+    monkeypatch.setattr(blobs, "get_some", lambda cids, most: looks.extend(cids) or get_some(cids, most))
     items[7]["n"] = -1
     party.snapshot()
     assert pages == [], "of the others in its page nothing is read but the page"

@@ -16,10 +16,11 @@ Runs are there so that pages are well filled: cut by nibbles alone they would ho
 Every number here is part of the format: with another one, equal states have other CIDs.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Final, NamedTuple, NewType
+from itertools import accumulate
+from typing import Final, NamedTuple, NewType, Protocol
 
 from echostore.kernel.ids import ITEM_ID_BYTES, Cid, FeedKey, ItemId, Link, PartyKey
 
@@ -56,8 +57,7 @@ CHUNK_BYTES: Final = 256 * 1024
 """Chunks have this size, the last one less. Fixed, so that a chunk's bytes are found without reading the others."""
 
 
-@dataclass(frozen=True, slots=True)
-class TreeTop:
+class TreeTop(NamedTuple):
     """The node at the top of a tree or of a subtree: its CID, how many items are below, and their bytes in pages."""
 
     cid: Cid
@@ -65,12 +65,29 @@ class TreeTop:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Weight:
+class Weight(NamedTuple):
     """How many items, and how many bytes they take in one page."""
 
     count: int
     size: int
+
+
+class Weighed(Protocol):
+    """What stands for items and knows their weight."""
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
+
+def weight_of(parts: Iterable[Weighed]) -> Weight:
+    """All of them together."""
+    count = size = 0
+    for part in parts:
+        count += part.count
+        size += part.size
+    return Weight(count, size)
 
 
 class TimeframeEntry(NamedTuple):
@@ -137,10 +154,6 @@ BELOW_END: Final = "~"
 """Sorts after every label: `path + BELOW_END` ends what lies below a path."""
 
 
-_UPWARD: Final = [(run, _HALVES[run][0], _HALVES[run][1]) for run in "tsrqponmlkjihg"]
-"""Every run with its halves, after those that it is made of."""
-
-
 def _within(label: str) -> tuple[str, ...]:
     below = tuple(each for half in _HALVES.get(label, "") for each in _within(half))
     return (label, *below) if label else below
@@ -149,6 +162,15 @@ def _within(label: str) -> tuple[str, ...]:
 _WITHIN: Final = {label: _within(label) for label in ("", *LABELS)}
 SPANS: Final = {label: [each for each in _WITHIN[label] if each in NIBBLES] for label in LABELS}
 """The nibbles of each label, ascending."""
+COVERING: Final = {nibble: tuple(label for label in LABELS if nibble in SPANS[label]) for nibble in NIBBLES}
+"""The labels below which a nibble may lie: itself, and the runs that it is in."""
+
+_ENDS: Final = {label: NIBBLES.index(SPANS[label][-1]) + 1 for label in LABELS}
+_DIVIDED: Final = {
+    run: [(half, NIBBLES.index(SPANS[half][0]), _ENDS[half]) for half in reversed(halves)]
+    for run, halves in _HALVES.items()
+}
+"""The halves of each run, the second one first, with the number of their first nibble and that after their last."""
 
 
 def is_run(path: Path) -> bool:
@@ -161,28 +183,29 @@ def within(label: str) -> tuple[str, ...]:
     return _WITHIN[label]
 
 
-def branch_labels(depth: int, weights: Mapping[str, Weight]) -> list[str]:
+def branch_labels(depth: int, weights: Mapping[str, Weighed]) -> list[str]:
     """How the items of an index node at `depth` are divided: the widest runs that fit a page, else nibbles.
 
     `weights` has the items by nibble, or by runs that fit a page; nothing for where there are none.
     """
-    counts = dict.fromkeys(LABELS, 0)
-    sizes = dict.fromkeys(LABELS, 0)
+    counts, sizes = [0] * (len(NIBBLES) + 1), [0] * (len(NIBBLES) + 1)
     for label, weight in weights.items():
-        counts[label], sizes[label] = weight.count, weight.size
-    for run, first, second in _UPWARD:
-        counts[run] += counts[first] + counts[second]
-        sizes[run] += sizes[first] + sizes[second]
+        end = _ENDS[label]
+        counts[end] += weight.count
+        sizes[end] += weight.size
+    # Up to each nibble, so that what a run has is one difference: every index node of every update comes by here.
+    counts, sizes = list(accumulate(counts)), list(accumulate(sizes))
     found: list[str] = []
-    waiting = ["h", "g"]
+    waiting = list(_DIVIDED[""])
     while waiting:
-        label = waiting.pop()
-        if not counts[label]:
+        label, start, end = waiting.pop()
+        count = counts[end] - counts[start]
+        if not count:
             continue
-        if label in NIBBLES or is_page(depth + 1, counts[label], sizes[label]):
+        if label in NIBBLES or is_page(depth + 1, count, sizes[end] - sizes[start]):
             found.append(label)
         else:
-            waiting += reversed(_HALVES[label])
+            waiting += _DIVIDED[label]
     return found
 
 

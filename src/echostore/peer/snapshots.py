@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,7 +11,7 @@ from echostore.kernel.ids import Cid, ItemId, feed_id, item_text
 from echostore.kernel.items.record import ItemRecord
 from echostore.kernel.items.tree import Tree
 from echostore.kernel.snapshot import (
-    ItemKey,
+    INLINE_ITEM_BYTES_MAX,
     ModelVersion,
     StateRoot,
     TimeframeEntry,
@@ -23,6 +23,7 @@ from echostore.kernel.timeframe import Position, Timeframe
 from echostore.peer.checkpoints import record_of
 from echostore.store.blob_store import BlobStore
 from echostore.store.item_store import ItemStore, NodeChanges, TreeRow
+from echostore.store.nodes_ahead import AHEAD_ITEMS, NodesAhead
 from echostore.wire.base_epoch import base_mark
 from echostore.wire.cids import PROTOBUF, cid_from_text, cid_of, cid_text
 from echostore.wire.generated import snapshot_pb2 as pb
@@ -30,6 +31,7 @@ from echostore.wire.items import decode_moves, decode_record, encode_moves, enco
 from echostore.wire.membership import membership_state
 from echostore.wire.snapshot import EncodedItem, encode_item, read_state_root, state_root_bytes
 from echostore.wire.tree import TreeReader, build, update
+from echostore.wire.tree_nodes import WholePage
 
 if TYPE_CHECKING:
     from echostore.peer.runtime import PartyRuntime
@@ -180,39 +182,48 @@ def _update_tree(runtime: "PartyRuntime", store: ItemStore, kept: BlobStore, blo
         store.forget_tree()  # the blobs were lost: build all of them again
         known = None
     encoded: dict[ItemId, EncodedItem] = {}
-    nodes = NodeChanges(store, kept.get)
-    changed = _Changed(store.tree_dirty() if known is not None else ())
+    dirty = store.tree_dirty()
+    changed = _Changed(store, dirty if known is not None else [])
+    nodes = NodeChanges(store, NodesAhead(kept.get_some, known.cid, changed.keys) if known is not None else None)
 
-    def items_under(path: str) -> Iterator[tuple[ItemId, EncodedItem]]:
+    def items_under(path: str) -> Iterable[tuple[ItemId, EncodedItem]]:
         page = nodes.page(path) if known is not None else None
         if page is None:
-            rows = store.states_under(path)
-        else:  # what stands in the page and did not change is there as it is
-            dirty = changed.under(path)
-            yield from ((item, EncodedItem(data)) for item, data in page.items() if item not in dirty)
-            rows = store.states_of(dirty)
-        for row in rows:
-            yield ItemId(row.item), _encoded(runtime, row, blobs, encoded)
+            return ((ItemId(row.item), _encoded(runtime, row, blobs, encoded)) for row in store.states_under(path))
+        # What stands in the page and did not change is there as it is; what changed takes the place that it had.
+        below = changed.under(path)
+        fresh = {item: _encoded(runtime, row, blobs, encoded) for item, row in below.items() if row is not None}
+        in_place = len(fresh) == len(below) and fresh.keys() <= page.keys()
+        if in_place and all(len(data) <= INLINE_ITEM_BYTES_MAX for data in fresh.values()):
+            return WholePage.of(page | fresh)
+        return [*((item, data) for item, data in page.items() if item not in below), *fresh.items()]
 
-    top = update(nodes, store.tree_dirty(), items_under, blobs.__setitem__)
+    top = update(nodes, dirty, items_under, blobs.__setitem__)
     store.check_count(top.count)
     return _UpdatedTree(top, nodes, encoded)
 
 
 class _Changed:
-    """Items that changed since the tree was last brought up to date, by their keys."""
+    """Items that changed since the tree was last brought up to date, by their keys; rows are read for many at once."""
 
-    def __init__(self, items: Iterable[ItemId]) -> None:
-        self._keyed = sorted((item_key(item), item) for item in items)
+    def __init__(self, store: ItemStore, items: list[ItemId]) -> None:
+        self._store = store
+        keyed = sorted((item_key(item), item) for item in items)
+        self.keys = [key for key, _ in keyed]
+        self._items = [item for _, item in keyed]
+        self._read = range(0)
+        self._rows: dict[ItemId, TreeRow] = {}
 
-    def under(self, path: str) -> set[ItemId]:
+    def under(self, path: str) -> dict[ItemId, TreeRow | None]:
+        """Those below a path, with their rows; None for one that is gone."""
         first, last = key_bounds(path)
-        start = bisect_left(self._keyed, first, key=_key)
-        return {item for _, item in self._keyed[start : bisect_right(self._keyed, last, key=_key)]}
-
-
-def _key(keyed: tuple[ItemKey, ItemId]) -> ItemKey:
-    return keyed[0]
+        start = bisect_left(self.keys, first)
+        end = bisect_right(self.keys, last, start)
+        if not self._read.start <= start <= end <= self._read.stop:
+            self._read = range(start, max(end, start + AHEAD_ITEMS))
+            rows = self._store.states_of(self._items[start : self._read.stop])
+            self._rows = {ItemId(row.item): row for row in rows}
+        return {item: self._rows.get(item) for item in self._items[start:end]}
 
 
 def _encoded(

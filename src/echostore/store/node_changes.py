@@ -1,13 +1,13 @@
 """A tree update in memory: the nodes as an ItemStore has them, and the changes until they are saved."""
 
-from collections.abc import Mapping
 from typing import Protocol
 
-from echostore.kernel.errors import Corrupt, NotFound
-from echostore.kernel.ids import Cid, ItemId
+from echostore.kernel.errors import Corrupt
+from echostore.kernel.ids import ItemId
 from echostore.kernel.snapshot import TreeTop, is_page, is_run
-from echostore.store.lent_states import GetBlob
-from echostore.wire.tree_nodes import index_branches, small_items
+from echostore.store.nodes_ahead import NodesAhead
+from echostore.wire.snapshot import EncodedItem
+from echostore.wire.tree_nodes import small_items
 
 
 class NodeRows(Protocol):
@@ -21,13 +21,13 @@ class NodeRows(Protocol):
 class NodeChanges:
     """A NodeCache over the store whose changes are kept in memory until `save_tree`.
 
-    The branches of a node are in its blob, all in one place: with `get` they are read there, in a third of the time that
+    The branches of a node are in its blob, all in one place: with `ahead` they are read there, in a third of the time that
     their rows take.
     """
 
-    def __init__(self, store: NodeRows, get: GetBlob | None = None) -> None:
+    def __init__(self, store: NodeRows, ahead: NodesAhead | None = None) -> None:
         self._store = store
-        self._get = get
+        self._ahead = ahead
         self._seen: dict[str, TreeTop | None] = {}
         """As they are in the store: a node is mostly asked for right after its parent's branches."""
         self._opened: set[str] = set()
@@ -44,33 +44,25 @@ class NodeChanges:
 
     def branches(self, path: str) -> list[tuple[str, TreeTop]]:
         above = self.node(path)
-        found = self._in_blob(above.cid) if above is not None else []
+        # Nothing where the blob is lost or damaged: the rows say the same.
+        found = self._ahead.branches(path, above.cid) if self._ahead is not None and above is not None else []
         if not found:
             found = self._store.branches(path)
         for label, top in found:
             self._seen[path + label] = top
         self._opened.add(path)
-        if above is not None and found and above.count != sum(top.count for _, top in found):
+        if above is not None and found and above.count != sum([top.count for _, top in found]):
             raise self._store.damage("a node of the snapshot tree is missing")
         return found
 
-    def page(self, path: str) -> Mapping[ItemId, bytes] | None:
-        """The items of the page at a path; None where there is no page, or one that does not hold all of them whole."""
+    def page(self, path: str) -> dict[ItemId, EncodedItem] | None:
+        """The items of the page at a path, ascending by their keys; None where not all of them stand in one whole."""
         top = self.node(path)
-        if top is None or self._get is None or not (is_run(path) or is_page(len(path), top.count, top.size)):
+        if top is None or self._ahead is None or not (is_run(path) or is_page(len(path), top.count, top.size)):
             return None
-        try:
-            found = small_items(self._get(top.cid))
-        except (NotFound, Corrupt):
-            return None  # the rows of the items say the same
-        return found if len(found) == top.count else None
-
-    def _in_blob(self, cid: Cid) -> list[tuple[str, TreeTop]]:
-        """Nothing where the blob is lost or damaged: the rows say the same."""
-        try:
-            return index_branches(self._get(cid)) if self._get is not None else []
-        except (NotFound, Corrupt):
-            return []
+        data = self._ahead.page(path, top.cid)
+        found = small_items(data) if data is not None else {}
+        return found if len(found) == top.count else None  # else the rows of the items say the same
 
     def keep(self, path: str, top: TreeTop) -> None:
         self.kept[path] = top

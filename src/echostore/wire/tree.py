@@ -19,6 +19,7 @@ from echostore.kernel.ids import Cid, ItemId
 from echostore.kernel.limits import BLOB_BYTES_MAX
 from echostore.kernel.snapshot import (
     BELOW_END,
+    COVERING,
     INLINE_ITEM_BYTES_MAX,
     LABELS,
     NIBBLES,
@@ -34,11 +35,12 @@ from echostore.kernel.snapshot import (
     is_run,
     item_key,
     key_bounds,
+    weight_of,
     within,
 )
 from echostore.wire.cids import PROTOBUF, RAW, cid_of
 from echostore.wire.snapshot import EncodedItem, Put
-from echostore.wire.tree_nodes import ITEM_HEAD, index_bytes, large_item_bytes, page_bytes
+from echostore.wire.tree_nodes import ITEM_HEAD, WholePage, index_bytes, large_item_bytes, page_bytes
 from echostore.wire.tree_reader import (
     BadBlob,
     Covering,
@@ -74,7 +76,8 @@ __all__ = [
 ]
 
 ItemsUnder = Callable[[Path], Iterable[tuple[ItemId, EncodedItem]]]
-"""All items below a path as they are now, in any order. A store answers it with `kernel.snapshot.key_bounds`."""
+"""All items below a path as they are now, in any order, or as a WholePage. A store answers it with
+`kernel.snapshot.key_bounds`."""
 
 
 class NodeCache(Protocol):
@@ -124,10 +127,14 @@ class Part:
     top: TreeTop | None = None
     """The node that stands there already."""
     items: "_Entries | None" = None
+    page: WholePage | None = None
+    """The items as a page that is ready."""
 
     @staticmethod
     def of(items: Iterable[tuple[ItemId, EncodedItem]], path: Path) -> "Part":
         """Items that have no node yet."""
+        if isinstance(items, WholePage):
+            return Part(items.count, len(items.data), page=items)
         entries = _sorted_entries(items, path)
         return Part(len(entries.keys), sum(entries.sizes), items=entries)
 
@@ -167,7 +174,7 @@ def join(parts: Mapping[str, Part], put: Put, *, path: Path = "") -> Part:
     A part whose items fit a page comes with them, because they may share one with their neighbours.
     """
     there = {nibble: part for nibble, part in parts.items() if part.count}
-    count, size = sum(part.count for part in there.values()), sum(part.size for part in there.values())
+    count, size = weight_of(there.values())
     if is_page(len(path), count, size):
         return Part(count, size, items=_Entries.joined(_items_of(part) for _, part in sorted(there.items())))
     return Part.standing(_index(there, path, _no_items, put, _keep_nothing))
@@ -236,18 +243,17 @@ def _renew(cache: NodeCache, keys: list[ItemKey], items_under: ItemsUnder, path:
         return _part(Part.of(items_under(path), path), path, staged)
     blobs_before, nodes_before = len(staged.blobs), len(staged.nodes)
     branches = dict(cache.branches(path))
-    found = sum(top.count for top in branches.values()), sum(top.size for top in branches.values())
-    if found != (old.count, old.size):
+    if weight_of(branches.values()) != (old.count, old.size):
         raise Corrupt(
             f"the kept nodes below {path!r} do not add up to {old.count} items of {old.size} bytes",
             next_step="Rebuild the tree.",
         )
-    parts = {label: Part.standing(top) for label, top in branches.items()}
-    label_of = {nibble: label for label in branches for nibble in SPANS[label]}
+    parts: dict[str, Part | TreeTop] = dict(branches)
     dirty: dict[str, list[ItemKey]] = {}
     for key in keys:
         nibble = key[len(path)]
-        dirty.setdefault(label_of.get(nibble, nibble), []).append(key)
+        label = next((each for each in COVERING[nibble] if each in branches), nibble)
+        dirty.setdefault(label, []).append(key)
     for label, below in dirty.items():
         parts.pop(label, None)
         if label in NIBBLES:
@@ -255,8 +261,7 @@ def _renew(cache: NodeCache, keys: list[ItemKey], items_under: ItemsUnder, path:
         else:
             parts |= _renewed_run(Part.of(items_under(path + label), path + label), path, label, staged)
     parts = {label: part for label, part in parts.items() if part.count}
-    count, size = sum(part.count for part in parts.values()), sum(part.size for part in parts.values())
-    if is_page(len(path), count, size):
+    if is_page(len(path), *weight_of(parts.values())):
         # So many items went away that the branches fold into one page: what was just staged for them is void.
         del staged.blobs[blobs_before:], staged.nodes[nodes_before:]
         staged.keep(path, None)
@@ -283,7 +288,7 @@ def _part(part: Part, path: Path, staged: _Staged) -> Part:
 
 
 def _index(
-    parts: Mapping[str, Part],
+    parts: "Mapping[str, Part | TreeTop]",
     path: Path,
     items_under: ItemsUnder,
     put: Put,
@@ -295,25 +300,30 @@ def _index(
 
     `gone` are the labels that the branches had before.
     """
-    labels = branch_labels(len(path), {label: Weight(part.count, part.size) for label, part in parts.items()})
+    labels = branch_labels(len(path), parts)
     for label in gone:
         if label not in labels:
             keep(path + label, None)
     branches: list[tuple[str, TreeTop]] = []
     for label in labels:
-        inside = [each for each in within(label) if each in parts]
-        top = parts[label].top if inside == [label] else None
-        if top is None:
-            read = (_items_of(parts[each], items_under, path + each) for each in inside)
+        part = parts.get(label)
+        top = part.top if isinstance(part, Part) else part
+        if top is None and isinstance(part, Part) and part.page is not None:
+            top = _put_node(part.page.data, part.count, part.size, put)
+            keep(path + label, top)
+        elif top is None:
+            read = (_items_of(parts[each], items_under, path + each) for each in within(label) if each in parts)
             top = _put_page(_Entries.joined(read), put)
             keep(path + label, top)
         branches.append((label, top))
     return _put_index(branches, put)
 
 
-def _items_of(part: Part, items_under: ItemsUnder | None = None, path: Path = "") -> "_Entries":
-    if part.items is not None:
+def _items_of(part: Part | TreeTop, items_under: ItemsUnder | None = None, path: Path = "") -> "_Entries":
+    if isinstance(part, Part) and part.items is not None:
         return part.items
+    if isinstance(part, Part) and part.page is not None:
+        return _sorted_entries(part.page, path)
     assert items_under is not None, "a part that fits a page comes with its items"
     return _sorted_entries(items_under(path), path)
 
@@ -412,7 +422,7 @@ def _grow_between(
 
 
 def _put_index(branches: list[tuple[str, TreeTop]], put: Put) -> TreeTop:
-    count, size = sum(top.count for _, top in branches), sum(top.size for _, top in branches)
+    count, size = weight_of(top for _, top in branches)
     return _put_node(index_bytes(branches), count, size, put)
 
 

@@ -12,7 +12,7 @@ Parsing is strict: what is accepted has the shape the rules ask for at its path 
 says. Whether blobs match their CIDs is the reader's business.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -39,7 +39,7 @@ from echostore.kernel.snapshot import (
     key_bounds,
 )
 from echostore.wire.generated import snapshot_pb2 as pb
-from echostore.wire.snapshot import is_node_cid, is_raw_cid
+from echostore.wire.snapshot import EncodedItem, is_node_cid, is_raw_cid
 from echostore.wire.varint import varint
 
 INDEX_BYTES_MAX: Final = 1024
@@ -80,6 +80,22 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
+class WholePage:
+    """The bytes of a page that was made here, of items that all stand in it whole; goes through as these."""
+
+    data: bytes
+    count: int
+
+    @staticmethod
+    def of(items: Mapping[ItemId, EncodedItem]) -> "WholePage":
+        """Of small items, ascending by their keys: neither is worked out again, which is half the cost of a page."""
+        return WholePage(page_bytes(items.values(), ()), len(items))
+
+    def __iter__(self) -> Iterator[tuple[ItemId, EncodedItem]]:
+        return iter(small_items(self.data).items())
+
+
+@dataclass(frozen=True, slots=True)
 class IndexNode:
     """An inner node: the branches that hold items, by label in the order of their nibbles."""
 
@@ -112,14 +128,13 @@ def page_bytes(items: Iterable[bytes], large_items: Iterable[bytes]) -> bytes:
 def index_bytes(branches: Iterable[tuple[str, TreeTop]]) -> bytes:
     """An index node over the branches that hold items, in the order of their nibbles."""
     present = 0
-    cids, counts, sizes = b"", b"", b""
+    tops: list[TreeTop] = []
     for label, top in branches:
         present |= _BITS[label]
-        cids += top.cid
-        counts += varint(top.count)
-        sizes += varint(top.size)
-    columns = ((b"\x22", cids), (b"\x2a", counts), (b"\x32", sizes))
-    return b"".join((b"\x18", varint(present), *(tag + varint(len(column)) + column for tag, column in columns)))
+        tops.append(top)
+    cids, counts, sizes = zip(*tops, strict=True)
+    node = pb.TreeNode(present=present, branches=b"".join(cids), counts=counts, sizes=sizes)
+    return node.SerializeToString()
 
 
 def large_item_bytes(item: ItemId, cids: Sequence[Cid]) -> bytes:
@@ -144,9 +159,19 @@ def parse_node(data: bytes, path: Path) -> Page | IndexNode:
     return _parse_page(data, path)
 
 
-def small_items(data: bytes) -> dict[ItemId, bytes]:
-    """The items that stand in a page whole. For pages that were made or checked here: what is asked is their form alone."""
-    return {} if data[:1] == b"\x18" else dict(_page_groups(data)[0])
+def small_items(data: bytes) -> dict[ItemId, EncodedItem]:
+    """The items that stand in a page whole, ascending by their keys. For pages that were made or checked here."""
+    if data[:1] == b"\x18":
+        return {}
+    found: dict[ItemId, EncodedItem] = {}
+    at, end = 0, len(data)
+    while at < end and data[at] != 0x12:  # large items are behind all others
+        size, start = _read_varint(data, at + 1)
+        if data[at] != 0x0A or start + size > end or not data.startswith(ITEM_HEAD, start):
+            raise MalformedNode(f"an entry at byte {at} that is no item state")
+        at = start + size
+        found[ItemId(data[start + 2 : start + _ID_END])] = EncodedItem(data[start:at])
+    return found
 
 
 def index_branches(data: bytes) -> list[tuple[str, TreeTop]]:
@@ -156,7 +181,8 @@ def index_branches(data: bytes) -> list[tuple[str, TreeTop]]:
     node = pb.TreeNode.FromString(data)
     joined = node.branches
     cids = [Cid(joined[at : at + CID_BYTES]) for at in range(0, len(joined), CID_BYTES)]
-    return list(zip(_present(node.present), map(TreeTop, cids, node.counts, node.sizes), strict=True))
+    # Slices, because the numbers of a message are slow to go through one by one.
+    return list(zip(_present(node.present), map(TreeTop, cids, node.counts[:], node.sizes[:]), strict=True))
 
 
 def page_count(data: bytes, path: Path) -> int | None:
@@ -271,9 +297,9 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
     """A length and where it ends. Longer spellings of it are found by encoding the page again."""
     size = 0
     for place, byte in enumerate(data[at : at + 4]):
-        size |= (byte & 0x7F) << 7 * place
         if byte < 0x80:
-            return size, at + place + 1
+            return size | byte << 7 * place, at + place + 1
+        size |= (byte & 0x7F) << 7 * place
     raise MalformedNode(f"a length at byte {at} that does not end or is too large")
 
 
