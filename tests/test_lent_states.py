@@ -322,8 +322,8 @@ def test_what_is_secured_survives_a_power_cut() -> None:
 
 
 def blank(**more: Any) -> Checkpoint:
-    empty: dict[str, Any] = dict.fromkeys(("cursors", "items", "states", "gone", "touches", "rejects"))
-    made = {name: [] for name in empty} | {"references": {}, "properties": {}, "moves": None, "about": {"a": b"b"}}
+    empty: dict[str, Any] = dict.fromkeys(("cursors", "items", "states", "gone", "touches", "moves", "rejects"))
+    made = {name: [] for name in empty} | {"references": {}, "properties": {}, "about": {"a": b"b"}}
     return Checkpoint(**{**made, **more})
 
 

@@ -93,7 +93,7 @@ def test_a_full_check_finds_what_the_file_alone_does_not_show(lab: Lab) -> None:
     assert state is not None
     forged = state._replace(state=state.state.replace(b"note", b"nope"))
     assert forged != state
-    store.save(Checkpoint([], [row], [forged], [], {}, {}, [], None, [], {}))
+    store.save(Checkpoint([], [row], [forged], [], {}, {}, [], [], [], {}))
     store.close()
     ran = lab.cli("doctor", "--full")
     assert ran.status == 6, ran

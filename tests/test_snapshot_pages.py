@@ -25,6 +25,7 @@ from echostore.kernel.snapshot import (
     is_run,
     item_key,
     key_bounds,
+    stays_divided,
     within,
 )
 from echostore.store.item_store import ItemStore, NodeChanges
@@ -169,6 +170,18 @@ def test_branches_are_the_widest_runs_that_fit(counts: dict[str, int]) -> None:
         assert len(span) == 1 or together <= PAGE_ITEMS_MAX
         wider = [run for run in LABELS if label in within(run)[1:]]
         assert all(sum(counts.get(nibble, 0) for nibble in SPANS[run]) > PAGE_ITEMS_MAX for run in wider)
+
+
+@given(st.dictionaries(st.sampled_from(NIBBLES), st.integers(1, 200), min_size=1), st.data())
+def test_a_node_stays_divided_where_nothing_wider_fits(counts: dict[str, int], data: st.DataObject) -> None:
+    """The quick answer to whether labels are the same is the one that working them out anew gives."""
+    labels = branch_labels(0, {nibble: Weight(count, 0) for nibble, count in counts.items()})
+    weights = {label: sum(counts.get(nibble, 0) for nibble in SPANS[label]) for label in labels}
+    changed = data.draw(st.lists(st.sampled_from(labels), unique=True))
+    for label in changed:
+        weights[label] = data.draw(st.integers(1, PAGE_ITEMS_MAX if is_run(label) else 200))
+    now = {label: Weight(count, 0) for label, count in weights.items()}
+    assert stays_divided(0, now, changed) == (branch_labels(0, now) == labels)
 
 
 @pytest.mark.parametrize(("count", "size"), [(3_000, 60), (5_000, 60), (9_000, 60), (3_000, 1000)])

@@ -2,7 +2,7 @@
 
     cold start     items are folded from the epoch, after 10,000 and after 1,000,000 mutations of 1,000 items; and
                    against replaying all of them
-    next epoch     1 % of 10,000 items of 1 KiB changed
+    next epoch     1 % of 10,000 items of 1 KiB changed, five times in a row, in three homes
     gc             what is on disk against three times the snapshot and the tail
     many epochs    a party of 20 devices, opened after 10 epochs and after 1,000, all attested by all
     newcomer       100,000 items over loopback, against the same bytes as files over the same connection
@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 
 import msgspec
 
@@ -34,6 +35,7 @@ KIB_ITEMS = max(1_000, int(10_000 * SCALE))
 LIVE_ITEMS = max(2_000, int(100_000 * SCALE))
 DEVICES, FEW_EPOCHS, MANY_EPOCHS = 20, 10, max(50, int(1_000 * SCALE))
 REPEATS = 5
+HOMES, NEXT_EPOCHS = 3, 5
 
 _PROBE = """
 import json, resource, sys, time
@@ -151,8 +153,22 @@ def _disk(home: Path) -> Measure:
     return Measure("epoch-gc-disk", freed.disk_after / (3 * size + tail), 1.0, detail)
 
 
-def _next_epoch(home: Path, narrate: Callable[[str], None]) -> list[Measure]:
-    narrate(f"epochs: {KIB_ITEMS:,} items of 1 KiB, then 1 % of them changed")
+def _next_epoch(folder: Path, narrate: Callable[[str], None]) -> list[Measure]:
+    """Medians: each epoch is a few hundredths of a second, and the machine has slow moments."""
+    narrate(f"epochs: {HOMES} times {KIB_ITEMS:,} items of 1 KiB, then {NEXT_EPOCHS} times another 1 % of them changed")
+    homes = [_epochs_in_a_row(folder / str(number)) for number in range(HOMES)]
+    first_s, first_bytes = _medians([epochs[0] for epochs in homes])
+    next_s, next_bytes = _medians([each for epochs in homes for each in epochs[1:]])
+    return [
+        Measure("epoch-next-time", next_s / first_s, 0.10, f"{_ms(next_s)} against {_ms(first_s)}"),
+        Measure(
+            "epoch-next-bytes", next_bytes / first_bytes, 0.15, f"{next_bytes:,.0f} against {first_bytes:,.0f} bytes"
+        ),
+    ]
+
+
+def _epochs_in_a_row(home: Path) -> list[tuple[float, int]]:
+    """Seconds and bytes of the first epoch of a party, and of the ones that follow."""
     with open_peer(home, name="bench", background=False) as peer:
         party = peer.create_party("bench")
         handles = []
@@ -163,17 +179,17 @@ def _next_epoch(home: Path, narrate: Callable[[str], None]) -> list[Measure]:
                     for number in range(start, min(start + 500, KIB_ITEMS))
                 ]
         party.runtime.checkpoint()
-        first_s, first_bytes = _epoch(peer)
-        for handle in handles[::100]:
-            handle["text"] = "y" * 1000
-        party.runtime.checkpoint()
-        second_s, second_bytes = _epoch(peer)
-    return [
-        Measure("epoch-next-time", second_s / first_s, 0.10, f"{_ms(second_s)} against {_ms(first_s)}"),
-        Measure(
-            "epoch-next-bytes", second_bytes / first_bytes, 0.15, f"{second_bytes:,} against {first_bytes:,} bytes"
-        ),
-    ]
+        found = [_epoch(peer)]
+        for turn in range(NEXT_EPOCHS):
+            for handle in handles[turn::100]:
+                handle["text"] = "y" * 1000
+            party.runtime.checkpoint()
+            found.append(_epoch(peer))
+    return found
+
+
+def _medians(epochs: list[tuple[float, int]]) -> tuple[float, float]:
+    return median(seconds for seconds, _ in epochs), median(size for _, size in epochs)
 
 
 def _many_epochs(folder: Path, narrate: Callable[[str], None]) -> Measure:

@@ -57,7 +57,8 @@ CHUNK_BYTES: Final = 256 * 1024
 """Chunks have this size, the last one less. Fixed, so that a chunk's bytes are found without reading the others."""
 
 
-class TreeTop(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TreeTop:
     """The node at the top of a tree or of a subtree: its CID, how many items are below, and their bytes in pages."""
 
     cid: Cid
@@ -65,7 +66,8 @@ class TreeTop(NamedTuple):
     size: int
 
 
-class Weight(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Weight:
     """How many items, and how many bytes they take in one page."""
 
     count: int
@@ -81,13 +83,13 @@ class Weighed(Protocol):
     def size(self) -> int: ...
 
 
-def weight_of(parts: Iterable[Weighed]) -> Weight:
-    """All of them together."""
+def weight_of(parts: Iterable[Weighed]) -> tuple[int, int]:
+    """How many items, and how many bytes, all of them are together."""
     count = size = 0
     for part in parts:
         count += part.count
         size += part.size
-    return Weight(count, size)
+    return count, size
 
 
 class TimeframeEntry(NamedTuple):
@@ -171,6 +173,7 @@ _DIVIDED: Final = {
     for run, halves in _HALVES.items()
 }
 """The halves of each run, the second one first, with the number of their first nibble and that after their last."""
+_WIDER: Final = {half: run for run, halves in _HALVES.items() if run for half in halves}
 
 
 def is_run(path: Path) -> bool:
@@ -207,6 +210,18 @@ def branch_labels(depth: int, weights: Mapping[str, Weighed]) -> list[str]:
         else:
             waiting += _DIVIDED[label]
     return found
+
+
+def stays_divided(depth: int, weights: Mapping[str, Weighed], changed: Iterable[str]) -> bool:
+    """Whether an index node has the same labels as before, though the items below some of them have changed.
+
+    `weights` are by these labels, none of which is empty, and runs fit a page. What fits, fits with fewer items too: so it
+    is enough that what is next wider than a changed label does not fit one. Quicker than `branch_labels`.
+    """
+    wider = {_WIDER[label] for label in changed if label in _WIDER}
+    return not any(
+        is_page(depth + 1, *weight_of([weights[each] for each in _WITHIN[run] if each in weights])) for run in wider
+    )
 
 
 def key_bounds(path: Path) -> tuple[ItemKey, ItemKey]:

@@ -83,7 +83,7 @@ def _blank() -> Checkpoint:
         references={},
         properties={},
         touches=[],
-        moves=None,
+        moves=[],
         rejects=[],
         about={},
     )

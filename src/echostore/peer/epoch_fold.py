@@ -9,6 +9,7 @@ It costs the messages and items since the earlier epoch, times the depth of the 
 beginning. It reads the feeds through a connection of its own and changes nothing, so it needs no lock.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -292,7 +293,9 @@ class _TreeOver:
         self._reader = reader
         self._processor = processor
         self._blobs = blobs
-        self._keys = sorted((item_key(item), item) for item in {*processor.state.dirty, *processor.state.gone})
+        keyed = sorted((item_key(item), item) for item in {*processor.state.dirty, *processor.state.gone})
+        self._keys = [key for key, _ in keyed]
+        self._changed = [item for _, item in keyed]
         self._nodes: dict[str, tuple[TreeTop, Page | IndexNode] | None] = {}
 
     def node(self, path: str) -> TreeTop | None:
@@ -313,7 +316,7 @@ class _TreeOver:
         found: dict[ItemId, EncodedItem] = {}
         self._collect(path, found)
         first, last = key_bounds(path)
-        changed = [item for key, item in self._keys if first <= key <= last]
+        changed = self._changed[bisect_left(self._keys, first) : bisect_right(self._keys, last)]
         for item in changed:
             found.pop(item, None)
         found.update(_encoded(self._processor, changed, self._blobs))

@@ -40,6 +40,7 @@ from echostore.store.blob_store import BlobStore
 from echostore.store.feed_store import Append, FeedStore
 from echostore.store.item_store import Checkpoint, ItemStore
 from echostore.wire.generated import credential_pb2
+from echostore.wire.items import MoveChunks
 from echostore.wire.messages import decode_envelope, encode_operation
 from echostore.wire.signing import SigningKey
 
@@ -95,6 +96,7 @@ class PartyRuntime:
         self.edit_bytes = 0
         self._pens: dict[ItemId, Pen] = {}
         self.undo_images = UndoImages()
+        self.move_chunks = MoveChunks()
         self.schema_count = 0
         self.on_write: Callable[[], None] = lambda: None
         """Told after every write, so that a flush is due."""
@@ -435,7 +437,6 @@ class PartyRuntime:
         processor, state = self.processor, self.state
         state.settle()
         processor.finish()
-        moves_changed = state.moves_dirty
         checkpoint = Checkpoint(
             cursors=cursor_rows(cursor for cursor in processor.orderer.cursors.values() if cursor.kind == DATA),
             items=[],
@@ -444,20 +445,22 @@ class PartyRuntime:
             references={},
             properties={},
             touches=processor.touches,
-            moves=move_rows(state.tree.moves) if moves_changed else None,
+            moves=move_rows(state.moves_new.values()),
             rejects=processor.new_rejects,
             about={
                 "admission": processor.admission.digest,
                 COMMUTING_MARK: commuting_mark(processor.factory),
                 BASE_MARK: processor.base.name.genesis if processor.base is not None else b"",
             },
+            moves_gone=sorted(state.moves_gone),
         )
         state_rows(state, frozenset(self.declared), checkpoint)
         self.items.save(checkpoint)
         processor.touches, processor.new_rejects = [], []
         state.dirty.clear()
         state.gone.clear()
-        state.moves_dirty = False
+        state.moves_new.clear()
+        state.moves_gone.clear()
         self.source.checkpointed()
         self._applied_saved = processor.counters.applied
         keep_control(processor)

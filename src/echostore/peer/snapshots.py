@@ -134,10 +134,12 @@ def take_snapshot(runtime: "PartyRuntime") -> Snapshot:
     if runtime.items is None or not runtime.writable or runtime.blobs is None:
         runtime.state.settle()
         top = build(_all_encoded(runtime, blobs), blobs.__setitem__)
-        return replace(_finish(runtime, top, blobs), unsaved=blobs, new_bytes=sum(map(len, blobs.values())))
+        moves = encode_moves(runtime.state.tree.moves, blobs.__setitem__)
+        return replace(_finish(runtime, top, moves, blobs), unsaved=blobs, new_bytes=sum(map(len, blobs.values())))
     runtime.checkpoint()
     updated = _update_tree(runtime, runtime.items, runtime.blobs, blobs)
-    snapshot = _finish(runtime, updated.top, blobs)
+    moves = runtime.move_chunks.encode(runtime.state.tree, blobs.__setitem__, runtime.blobs.missing)
+    snapshot = _finish(runtime, updated.top, moves, blobs)
     # One durable commit of all blobs, before the nodes that name them.
     missing = runtime.blobs.missing(blobs)
     runtime.blobs.put_many({cid: blobs[cid] for cid in missing})
@@ -145,10 +147,9 @@ def take_snapshot(runtime: "PartyRuntime") -> Snapshot:
     return replace(snapshot, new_blobs=len(missing), new_bytes=sum(len(blobs[cid]) for cid in missing))
 
 
-def _finish(runtime: "PartyRuntime", top: TreeTop, blobs: dict[Cid, bytes]) -> Snapshot:
+def _finish(runtime: "PartyRuntime", top: TreeTop, moves: bytes, blobs: dict[Cid, bytes]) -> Snapshot:
     """Add the blobs above the tree."""
     processor = runtime.processor
-    moves = encode_moves(runtime.state.tree.moves, blobs.__setitem__)
     membership = membership_state(processor.membership.machine)
     moves_cid, membership_cid = cid_of(moves, PROTOBUF), cid_of(membership, PROTOBUF)
     blobs[moves_cid], blobs[membership_cid] = moves, membership

@@ -43,6 +43,7 @@ from echostore.store.row_checks import (
     tally_of,
 )
 from echostore.store.sqlite import Connect, Database, Row, connect_file
+from echostore.store.tree_moves import save_moves
 
 __all__ = ["Checkpoint", "CursorRow", "ItemRow", "ItemStore", "MoveRow", "NodeChanges", "StateRow", "TreeRow"]
 
@@ -155,11 +156,8 @@ class ItemStore:
             self._save_indexes(checkpoint, changed, tally)
             self._save_touches(checkpoint.touches, numbers, tally)
             self._save_rejects(checkpoint.rejects, tally)
+            save_moves(database, checkpoint.moves, checkpoint.moves_gone, tally)
             tally.save(database)
-            if checkpoint.moves is not None:
-                database.execute("DELETE FROM moves")
-                database.insert("INSERT INTO moves VALUES (?,?,?,?,?,?,?)", checkpoint.moves)
-                set_tally(database, Group.MOVES, b"", len(checkpoint.moves), sum_of(checkpoint.moves))
             self._replace(Group.CURSORS, "cursors", checkpoint.cursors)
             self._replace(Group.ABOUT, "about", list(checkpoint.about.items()))
         self._feed_numbers = numbers

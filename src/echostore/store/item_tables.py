@@ -1,9 +1,9 @@
 """The tables of an items.db, and its rows as the ItemStore takes and gives them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from echostore.kernel.ids import FeedId, FeedKey, ItemId, Link
+from echostore.kernel.ids import FeedId, FeedKey, ItemId, Link, Stamp
 from echostore.kernel.items.operations import Reject
 from echostore.store.row_checks import TALLIES_TABLE
 from echostore.store.sqlite import Schema
@@ -187,7 +187,9 @@ class Checkpoint:
     references: dict[ItemId, list[ItemId]]
     properties: dict[ItemId, list[tuple[str, object]]]
     touches: list[tuple[ItemId, FeedId, int]]
-    moves: list[MoveRow] | None
-    """All of them, when any changed."""
+    moves: list[MoveRow]
+    """Those that are new."""
     rejects: list[Reject]
     about: dict[str, bytes]
+    moves_gone: list[Stamp] = field(default_factory=list)
+    """Those that are no more, or are folded again: their rows go before new ones come."""

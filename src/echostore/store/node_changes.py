@@ -29,16 +29,16 @@ class NodeChanges:
         self._store = store
         self._ahead = ahead
         self._seen: dict[str, TreeTop | None] = {}
-        """As they are in the store: a node is mostly asked for right after its parent's branches."""
-        self._opened: set[str] = set()
-        """Of these all branches were seen."""
+        """As they are in the store."""
+        self._below: dict[str, dict[str, TreeTop]] = {}
+        """All branches of nodes, by label: a node is mostly asked for right after those of the one above it."""
         self.kept: dict[str, TreeTop] = {}
         self.forgotten: list[str] = []
 
     def node(self, path: str) -> TreeTop | None:
+        if path and path[:-1] in self._below:
+            return self._below[path[:-1]].get(path[-1])
         if path not in self._seen:
-            if path and path[:-1] in self._opened:
-                return None
             self._seen[path] = self._store.node(path)
         return self._seen[path]
 
@@ -48,9 +48,7 @@ class NodeChanges:
         found = self._ahead.branches(path, above.cid) if self._ahead is not None and above is not None else []
         if not found:
             found = self._store.branches(path)
-        for label, top in found:
-            self._seen[path + label] = top
-        self._opened.add(path)
+        self._below[path] = dict(found)
         if above is not None and found and above.count != sum([top.count for _, top in found]):
             raise self._store.damage("a node of the snapshot tree is missing")
         return found

@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError
 from echostore.kernel.errors import Corrupt, ModelFailed
 from echostore.kernel.ids import Cid, FeedId, IdentityKey, ItemId, PartyKey, Stamp
 from echostore.kernel.items.record import AccessRule, AccessWrite, Genesis, ItemRecord
-from echostore.kernel.items.tree import TreeMove
+from echostore.kernel.items.tree import Tree, TreeMove
 from echostore.kernel.models.base import OperationRefused
 from echostore.kernel.models.factory import ModelFactory
 from echostore.kernel.models.ordered_fold import CommutingFold, KeptOperation, OrderedFold
@@ -117,17 +117,34 @@ def decode_model(factory: ModelFactory, name: str, version: int, item: ItemId, s
     return CODECS[name].decode_state(item, state)
 
 
-def encode_moves(moves: Sequence[TreeMove], put: Put) -> bytes:
-    """The tree state's bytes; when there are many moves, they go to `put` in chunks of a fixed number."""
+def encode_moves(moves: Sequence[TreeMove], put: Put, known: Sequence[Cid] = ()) -> bytes:
+    """The tree state's bytes; when there are many moves, they go to `put` in chunks of a fixed number.
+
+    `known` are the first chunks, of whom has them.
+    """
     if len(moves) <= MOVES_PER_CHUNK:
         return _encode_moves(moves)
-    chunks = []
-    for start in range(0, len(moves), MOVES_PER_CHUNK):
+    chunks = list(known)
+    for start in range(len(known) * MOVES_PER_CHUNK, len(moves), MOVES_PER_CHUNK):
         data = _encode_moves(moves[start : start + MOVES_PER_CHUNK])
         cid = cid_of(data, PROTOBUF)
         put(cid, data)
         chunks.append(cid)
     return pb.TreeState(chunks=chunks).SerializeToString(deterministic=True)
+
+
+class MoveChunks:
+    """The chunks of a live tree as they were last encoded: those whose moves are the same are not made again."""
+
+    def __init__(self) -> None:
+        self._cids: list[Cid] = []
+
+    def encode(self, tree: Tree, put: Put, missing: Callable[[list[Cid]], list[Cid]]) -> bytes:
+        """`encode_moves` of the tree; `missing` tells which chunks are not stored, or not any more."""
+        same = self._cids[: tree.unchanged // MOVES_PER_CHUNK]
+        data = encode_moves(tree.moves, put, [] if missing(same) else same)
+        self._cids, tree.unchanged = move_chunks(data), len(tree.moves)
+        return data
 
 
 def decode_moves(data: bytes, get: Callable[[Cid], bytes]) -> list[TreeMove]:

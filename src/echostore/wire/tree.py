@@ -35,6 +35,7 @@ from echostore.kernel.snapshot import (
     is_run,
     item_key,
     key_bounds,
+    stays_divided,
     weight_of,
     within,
 )
@@ -177,7 +178,7 @@ def join(parts: Mapping[str, Part], put: Put, *, path: Path = "") -> Part:
     count, size = weight_of(there.values())
     if is_page(len(path), count, size):
         return Part(count, size, items=_Entries.joined(_items_of(part) for _, part in sorted(there.items())))
-    return Part.standing(_index(there, path, _no_items, put, _keep_nothing))
+    return Part.standing(_index(there, path, _no_items, put, _keep_nothing, branch_labels(len(path), there)))
 
 
 def finish(part: Part, put: Put) -> TreeTop:
@@ -266,9 +267,15 @@ def _renew(cache: NodeCache, keys: list[ItemKey], items_under: ItemsUnder, path:
         del staged.blobs[blobs_before:], staged.nodes[nodes_before:]
         staged.keep(path, None)
         return Part.of(items_under(path), path)
-    top = _index(parts, path, items_under, staged.put, staged.keep, gone=branches)
+    same = parts.keys() == branches.keys() and stays_divided(len(path), parts, dirty)
+    labels = sorted(branches, key=_first_nibble) if same else branch_labels(len(path), parts)
+    top = _index(parts, path, items_under, staged.put, staged.keep, labels, gone=branches)
     staged.keep(path, top)
     return Part.standing(top)
+
+
+def _first_nibble(label: str) -> str:
+    return SPANS[label][0]
 
 
 def _renewed_run(part: Part, path: Path, label: str, staged: _Staged) -> dict[str, Part]:
@@ -293,14 +300,14 @@ def _index(
     items_under: ItemsUnder,
     put: Put,
     keep: "Callable[[Path, TreeTop | None], None]",
+    labels: list[str],
     *,
     gone: Iterable[str] = (),
 ) -> TreeTop:
-    """The index node at `path` over these parts, none of them empty; those that fit one page together get one.
+    """The index node at `path` over these parts, none of them empty; those below one of `labels` get one page.
 
     `gone` are the labels that the branches had before.
     """
-    labels = branch_labels(len(path), parts)
     for label in gone:
         if label not in labels:
             keep(path + label, None)

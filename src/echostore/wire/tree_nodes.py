@@ -132,9 +132,12 @@ def index_bytes(branches: Iterable[tuple[str, TreeTop]]) -> bytes:
     for label, top in branches:
         present |= _BITS[label]
         tops.append(top)
-    cids, counts, sizes = zip(*tops, strict=True)
-    node = pb.TreeNode(present=present, branches=b"".join(cids), counts=counts, sizes=sizes)
-    return node.SerializeToString()
+    return pb.TreeNode(
+        present=present,
+        branches=b"".join([top.cid for top in tops]),
+        counts=[top.count for top in tops],
+        sizes=[top.size for top in tops],
+    ).SerializeToString()
 
 
 def large_item_bytes(item: ItemId, cids: Sequence[Cid]) -> bytes:

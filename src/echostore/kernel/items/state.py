@@ -95,8 +95,10 @@ class PartyState:
         self._moves: list[TreeMove] = []
         self._edits: dict[ItemId, list[tuple[Any, Stamp, int]]] = {}
         self._edit_count = 0
-        self.moves_dirty = False
-        """Whether moves came or went since the ItemStore last saw them."""
+        self.moves_new: dict[Stamp, TreeMove] = {}
+        """Moves that came since the ItemStore last saw them."""
+        self.moves_gone: set[Stamp] = set()
+        """Moves that went since then; one that came back is in both."""
         self.loads = 0
         """How many records were read and decoded: inactive items must cost none."""
         self.tree = Tree(self._first_parent, moves)
@@ -177,8 +179,8 @@ class PartyState:
             self._import_edits()
         if self._moves:
             touched = self.tree.apply_all(self._moves)
+            self.moves_new.update((move.stamp, move) for move in self._moves)
             self._moves = []
-            self.moves_dirty = True
             self.changed |= touched
             self.dirty |= {item for item in touched if self.record(item) is not None}
         return touched
@@ -288,8 +290,11 @@ class PartyState:
 
     def forget(self, items: frozenset[ItemId]) -> None:
         """Drop items, with their moves, that are about to be folded again from their operations."""
+        dropped = [move.stamp for move in self.tree.moves if move.item in items]
         self.changed |= self.tree.without(items)
-        self.moves_dirty = True
+        self.moves_gone.update(dropped)
+        for stamp in dropped:
+            self.moves_new.pop(stamp, None)
         self._moves = [move for move in self._moves if move.item not in items]
         for item in items:
             self.records.pop(item, None)
@@ -317,7 +322,9 @@ class PartyState:
         """Forget all that is in memory: the ItemStore holds another state now."""
         for kept in (self.records, self.dirty, self.gone, self.refold, self.wanted, self.found, self._edits):
             kept.clear()
-        self.rejects, self._moves, self._edit_count, self.moves_dirty = [], [], 0, False
+        self.moves_new.clear()
+        self.moves_gone.clear()
+        self.rejects, self._moves, self._edit_count = [], [], 0
         self.tree = Tree(self._first_parent, moves)
 
 

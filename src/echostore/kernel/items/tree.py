@@ -11,7 +11,7 @@ that was valid and revive one that was void:
 The moves are the state (kept in the snapshot until they are stable); everything else here is derived.
 """
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -39,6 +39,8 @@ class Tree:
     def __init__(self, first_parent: FirstParent, moves: Iterable[TreeMove] = ()) -> None:
         self._first_parent = first_parent
         self.moves: list[TreeMove] = sorted(moves)
+        self.unchanged = 0
+        """How many of the first moves are the same as when somebody set this: whoever keeps what they amount to."""
         self._homes: dict[ItemId, ItemId | None] = {}
         self._embeddings: dict[ItemId, set[ItemId | None]] = {}
         self._guests: dict[ItemId | None, set[ItemId]] = {}
@@ -69,6 +71,7 @@ class Tree:
             return set()
         if self.moves and fresh[0] < self.moves[-1]:
             before = self._places()
+            self.unchanged = min(self.unchanged, bisect_left(self.moves, fresh[0]))
             for move in fresh:
                 insort(self.moves, move)
             self._replay()
@@ -85,6 +88,8 @@ class Tree:
         if len(kept) == len(self.moves):
             return set()
         before = self._places()
+        dropped = next(at for at, move in enumerate(self.moves) if move.item in items)
+        self.unchanged = min(self.unchanged, dropped)
         self.moves = kept
         self._replay()
         return self._changed(before)
