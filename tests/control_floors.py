@@ -1,9 +1,12 @@
 """Control feeds from one peer to another without a network, from a control state where they begin at one; what they amount to."""
 
+import hashlib
 from collections.abc import Sequence
 
 from echostore.kernel.feed import Head
-from echostore.kernel.ids import Cid, FeedKey, Link
+from echostore.kernel.ids import Cid, FeedKey, IdentityKey, Link
+from echostore.kernel.limits import CREDENTIALS_MAX
+from echostore.kernel.party.credentials import MemberAdmit, Role
 from echostore.kernel.sync.port import Gone
 from echostore.peer.control_floor import brings_on, fetch_floor, stand_on
 from echostore.peer.party import Party
@@ -60,3 +63,11 @@ def told(party: Party) -> dict[str, object]:
         "snapshot": party.snapshot().cid,
         "timeframe": processor.control_timeframe,
     }
+
+
+def admit_many(party: Party, count: int) -> None:
+    """Members who are a key and a long name: three thousand are a control state of more than one blob."""
+    keys = [IdentityKey(hashlib.sha256(f"member {number}".encode()).digest()) for number in range(count)]
+    said = [MemberAdmit(key, Role.EDITOR, f"{key.hex()} " * 3) for key in keys]
+    for start in range(0, count, CREDENTIALS_MAX):
+        party.members._issue([party.members._sign(each) for each in said[start : start + CREDENTIALS_MAX]])

@@ -150,7 +150,7 @@ def test_control_blocks_go_and_the_party_stays_what_it_is(tmp_path: Path) -> Non
         again = plan_gc(party)
         assert (again.blocks, again.control_blocks, again.blobs) == (0, 0, 0)
         run_gc(party)
-        kept = kept_blobs(party.runtime.processor)
+        kept = kept_blobs(party.runtime.processor, party.runtime.blobs)
         assert len(kept) == 2
         assert not party.runtime.blobs.missing(kept), "what newcomers are given stays"
         for held in party.runtime.feeds.feeds():

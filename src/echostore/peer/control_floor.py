@@ -9,13 +9,11 @@ Truncating changes no answer: it is left when something came late that speaks of
 would believe stops it as well, so a peer that truncated its control feeds can serve.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from echostore.kernel.errors import Corrupt, NotFound, Refused
 from echostore.kernel.ids import Cid, FeedKey, Link, feed_id
-from echostore.kernel.limits import BLOB_BYTES_MAX
 from echostore.kernel.order import CONTROL
 from echostore.kernel.party.control_trust import left_out
 from echostore.kernel.party.credentials import EpochAttest
@@ -28,8 +26,8 @@ from echostore.peer.control_standing import (
     fold_whole,
     membership_from,
 )
-from echostore.wire.cids import PROTOBUF, cid_of, matches
 from echostore.wire.control import Membership
+from echostore.wire.control_blobs import Get, as_blobs, chunks_named, name_of, read_blobs
 from echostore.wire.control_evidence import Placed, believed, encode_evidence, read_evidence
 from echostore.wire.control_state import CONTROL_KEY, EVIDENCE_KEY, FLOOR_KEY, StoredControl
 from echostore.wire.epochs import FeedCut, read_cut
@@ -37,8 +35,6 @@ from echostore.wire.epochs import FeedCut, read_cut
 if TYPE_CHECKING:
     from echostore.peer.processor import PartyProcessor
     from echostore.store.blob_store import BlobStore
-
-Get = Callable[[Cid], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +47,7 @@ class Floor:
 
     @property
     def blobs(self) -> dict[Cid, bytes]:
-        return {cid_of(data, PROTOBUF): data for data in (self.data, self.evidence)}
+        return {**as_blobs(self.data), **as_blobs(self.evidence)}
 
     @property
     def cuts(self) -> tuple[FeedCut, ...]:
@@ -60,18 +56,21 @@ class Floor:
     @property
     def about(self) -> dict[str, bytes]:
         """What the FeedStore says once feeds begin there."""
-        return {FLOOR_KEY: self.data, EVIDENCE_KEY: cid_of(self.evidence, PROTOBUF), CONTROL_KEY: b""}
+        return {FLOOR_KEY: self.data, EVIDENCE_KEY: name_of(self.evidence), CONTROL_KEY: b""}
 
     @property
     def beginnings(self) -> dict[FeedKey, tuple[int, Link]]:
         return {cut.feed: (cut.length, cut.link) for cut in self.cuts}
 
 
-def kept_blobs(processor: "PartyProcessor") -> list[Cid]:
+def kept_blobs(processor: "PartyProcessor", blobs: "BlobStore") -> list[Cid]:
     """The blobs that newcomers are given, where control feeds begin later."""
     feeds = processor.feeds
     data, evidence = feeds.about(FLOOR_KEY), feeds.about(EVIDENCE_KEY)
-    return [cid_of(data, PROTOBUF), Cid(evidence)] if data and evidence else []
+    if not data or not evidence:
+        return []
+    name = Cid(evidence)
+    return [*as_blobs(data), name, *(chunks_named(name, blobs.get(name)) if blobs.has(name) else [])]
 
 
 # truncating
@@ -109,8 +108,8 @@ def plan_floor(processor: "PartyProcessor", epoch: Epoch, blobs: "BlobStore") ->
 
 def _state_of(processor: "PartyProcessor", epoch: Epoch, blobs: "BlobStore") -> bytes:
     name = Cid(epoch.genesis.control)
-    if blobs.has(name):
-        return blobs.get(name)
+    if blobs.has(name) and not blobs.missing(chunks_named(name, blobs.get(name))):
+        return read_blobs(name, blobs.get)
     made = control_at(processor, read_cut(Cid(epoch.genesis.cut), blobs.get))
     if made.cid != name:
         raise NotFound("a control state that this peer can't make")
@@ -150,18 +149,11 @@ def fetch_floor(evidence: Cid, processor: "PartyProcessor", get: Get) -> Floor:
 
     `get` fetches a blob. What this device knows itself is held against it under the peer's lock, in `stand_on`.
     """
-    told = _checked(evidence, get)
+    told = read_blobs(evidence, get)
     found = read_evidence(told, processor.party)
-    data = _checked(found.state, get)
+    data = read_blobs(found.state, get)
     stored, _ = believed(found, data, processor.party)
     return Floor(stored, data, told)
-
-
-def _checked(cid: Cid, get: Get) -> bytes:
-    data = get(cid)
-    if len(data) > BLOB_BYTES_MAX or not matches(cid, data):
-        raise Corrupt("a control state or the evidence for it is not what its CID says")
-    return data
 
 
 def brings_on(processor: "PartyProcessor", floor: Floor) -> bool:

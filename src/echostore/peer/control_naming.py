@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from echostore.kernel.ids import FeedKey
-from echostore.kernel.limits import BLOB_BYTES_MAX
 from echostore.kernel.party.compaction import compact, compact_from, is_closed
 from echostore.kernel.party.control_state import ControlState
 from echostore.peer.control_standing import Credentials
-from echostore.wire.cids import PROTOBUF, cid_of
+from echostore.wire.control_blobs import CONTROL_BYTES_MAX, name_of
 from echostore.wire.control_state import StoredControl, control_cuts, encode_control_state, lengths_of
 from echostore.wire.epochs import FeedCut
 
@@ -38,7 +37,7 @@ class MadeControl:
 
     @property
     def cid(self) -> bytes:
-        return cid_of(self.data, PROTOBUF) if self.data else b""
+        return name_of(self.data) if self.data else b""
 
     @property
     def to_name(self) -> bytes:
@@ -64,8 +63,8 @@ def control_at(processor: "PartyProcessor", cuts: Iterable[FeedCut]) -> MadeCont
     known = Credentials(processor.feeds, processor.control_named, processor.control_start)
     stored = StoredControl(state, control, known.used)
     data = encode_control_state(stored, known.at)
-    if len(data) > BLOB_BYTES_MAX:
-        return MadeControl(b"", f"it has {len(data)} bytes, and a blob at most {BLOB_BYTES_MAX}")
+    if len(data) > CONTROL_BYTES_MAX:
+        return MadeControl(b"", f"it has {len(data)} bytes, and at most {CONTROL_BYTES_MAX} are read")
     if machine.late:
         return MadeControl(data, "something came late that speaks of what this peer has no more")
     if any(processor.feeds.branches(key) for key in control):

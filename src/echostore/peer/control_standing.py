@@ -206,13 +206,18 @@ def keep_control(processor: "PartyProcessor", *, closing: bool = False) -> bool:
 
 def no_epoch(processor: "PartyProcessor", number: int) -> NotFound | Compacted:
     """What to say of an epoch that is not in the chain as it is known here."""
-    child = processor.party if processor.parent is not None else None
+    child = processor.child_key
     start = processor.membership.machine.start
     first = next((chain.number for chain in start.chains if chain.child == child), 0) if start is not None else 0
     if 0 < number < first:
         return Compacted(
             f"epoch {number} lies below epoch {first}, where what this peer keeps of its control feeds begins",
-            next_step="Ask a member that kept its history.",
+            next_step=f"`echostore epoch fetch {number}` gets its snapshot from a member that kept it; the rest is with "
+            "those who kept their history.",
+        )
+    if number == 0:
+        return NotFound(
+            "epoch 0 is the party's genesis, and holds no state", next_step="`echostore epoch show 0` tells of it."
         )
     return NotFound(f"the party has no epoch {number}", next_step="`echostore epoch list` shows its epochs.")
 
@@ -225,6 +230,8 @@ class Credentials:
         self._states = [state.signed for state in states if state is not None]
         self.used: dict[Place, bytes] = {}
         """What was asked for."""
+        self._last: tuple[FeedKey, int, list[bytes]] | None = None
+        """The block that was read last: whoever asks goes through its credentials in turn."""
 
     def at(self, key: FeedKey, seq: int, position: int) -> bytes:
         place = (key, seq, position)
@@ -233,9 +240,11 @@ class Credentials:
         return self.used[place]
 
     def _read(self, key: FeedKey, seq: int, position: int) -> bytes:
-        envelope = decode_envelope(self._feeds.block(key, seq).payload, CONTROL)
-        body = getattr(envelope, "body", None)
-        if body is None or position >= len(body.credentials):
+        if self._last is None or self._last[:2] != (key, seq):
+            envelope = decode_envelope(self._feeds.block(key, seq).payload, CONTROL)
+            body = getattr(envelope, "body", None)
+            credentials = body.credentials if body is not None else ()
+            self._last = key, seq, [each.SerializeToString(deterministic=True) for each in credentials]
+        if position >= len(self._last[2]):
             raise Corrupt(f"Block {seq} of feed {key.hex()} was processed and can't be decoded now.")
-        data: bytes = body.credentials[position].SerializeToString(deterministic=True)
-        return data
+        return self._last[2][position]

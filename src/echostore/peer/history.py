@@ -66,11 +66,16 @@ EPOCH_PREFIX = "epoch:"
 
 def party_as_of(party: "Party", moment: Any) -> "Party":
     """The party at a moment, read-only and in memory."""
+    from echostore.peer.older_epochs import party_at_older
     from echostore.peer.party import Party
 
     with party.reading() as runtime:
         if runtime.writable:
             runtime.flush()
+        number = _number_of_epoch(moment)
+        older = party_at_older(party, number) if number is not None else None
+        if older is not None:
+            return older
         data, control = resolve_moment(runtime, moment)
         _check_held(runtime, data)
         processor = PastProcessor(runtime.processor, data, control, base=base_for(runtime, data))
@@ -89,7 +94,7 @@ class PastProcessor(PartyProcessor):
     ) -> None:
         self._data = data
         self._control = control
-        parent = None if live.parent is None else PastProcessor(live.parent, Timeframe({}), control)
+        parent = None if live.parent is None else PastProcessor(live.parent, Timeframe({}), control, live.parent.base)
         super().__init__(
             live.party,
             feeds=live.feeds,
@@ -112,8 +117,9 @@ def resolve_moment(runtime: PartyRuntime, moment: Any) -> tuple[Timeframe, Timef
     """The data and control timeframes that a moment names: an anchor, a timeframe, a time, or an epoch's number."""
     if isinstance(moment, Timeframe):
         return moment, None
-    if isinstance(moment, int) and not isinstance(moment, bool):
-        return _timeframes_of_epoch(runtime, moment)
+    number = _number_of_epoch(moment)
+    if number is not None:
+        return _timeframes_of_epoch(runtime, number)
     if isinstance(moment, datetime):
         if moment.tzinfo is None:
             raise UsageError("a time needs a time zone", next_step="Use datetime.now(timezone.utc).")
@@ -121,15 +127,22 @@ def resolve_moment(runtime: PartyRuntime, moment: Any) -> tuple[Timeframe, Timef
         return _timeframe_at(runtime, timestamp_us(moment) // 1000, DATA), _timeframe_at(
             runtime, timestamp_us(moment) // 1000, "control"
         )
-    if isinstance(moment, str) and moment.startswith(EPOCH_PREFIX):
-        number = moment.removeprefix(EPOCH_PREFIX)
-        if not (number.isascii() and number.isdigit() and len(number) <= 10):
-            raise UsageError(f"{moment[:40]!r} names no epoch", next_step="Write its number, as in epoch:3.")
-        return _timeframes_of_epoch(runtime, int(number))
     anchor = Anchor.parse(moment)
     if anchor.party != runtime.party:
         raise UsageError("the anchor belongs to another party")
     return anchor.data, anchor.control
+
+
+def _number_of_epoch(moment: Any) -> int | None:
+    """The number of the epoch that a moment names; None for another kind of moment."""
+    if isinstance(moment, int) and not isinstance(moment, bool):
+        return moment
+    if not isinstance(moment, str) or not moment.startswith(EPOCH_PREFIX):
+        return None
+    number = moment.removeprefix(EPOCH_PREFIX)
+    if not (number.isascii() and number.isdigit() and len(number) <= 10):
+        raise UsageError(f"{moment[:40]!r} names no epoch", next_step="Write its number, as in epoch:3.")
+    return int(number)
 
 
 def _timeframes_of_epoch(runtime: PartyRuntime, number: int) -> tuple[Timeframe, Timeframe]:
@@ -158,7 +171,7 @@ def _check_time(runtime: PartyRuntime, time_ms: int) -> None:
 
 
 def _tally(runtime: PartyRuntime) -> Tally:
-    child = runtime.party if runtime.processor.parent is not None else None
+    child = runtime.processor.child_key
     fold_whole(runtime.processor)
     return runtime.processor.membership.machine.epoch_tally(child)
 
@@ -194,9 +207,14 @@ def _check_held(runtime: PartyRuntime, timeframe: Timeframe) -> None:
                 f"block {at.seq} of feed {feed.hex()} is not here yet",
                 next_step="Wait until the party has caught up with the peer that made the anchor.",
             )
-        if at.seq < _beginning(runtime, cursor) - 1:
+        beginning = _beginning(runtime, cursor)
+        if at.seq < beginning - 1:
             continue  # `base_for` says whether an epoch can stand for it
-        if not runtime.processor.orderer.mark(feed, at.seq).link.startswith(at.link[:16]):
+        if at.seq == beginning - 1:
+            here = runtime.feeds.link_at(cursor.key, at.seq)  # the block is gone, its link is kept
+        else:
+            here = runtime.processor.orderer.mark(feed, at.seq).link
+        if here is None or not here.startswith(at.link[:16]):
             raise UsageError(f"the moment names another branch of feed {feed.hex()}")
 
 

@@ -1,8 +1,8 @@
 """audit: is everything in a lake what its writers signed, whole and in order? Reads all of it and writes nothing.
 
 The stages control, verify and order from scratch, and a hash of every file. What they reject is told by feed: which
-blocks, from which one on, and why. Of a party with blocks in a damaged file nothing more can be said; the others are
-checked.
+blocks, from which one on, and why. Of a party with blocks in a damaged file, or without the control state that stands
+for its first control blocks, nothing more can be said; the others are checked.
 """
 
 from collections import Counter
@@ -14,8 +14,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from echostore.kernel.errors import Corrupt
 from echostore.kernel.reasons import Reason
 from echostore.pipeline.lake import Lake
+from echostore.pipeline.lake.control_floors import Damage, damaged, floors_of
 from echostore.pipeline.lake.reading import check_file
 from echostore.pipeline.parties import chosen_parties
 from echostore.pipeline.stages.control import fold_control
@@ -67,13 +69,16 @@ def audit_lake(spark: Any, path: Path, parties: Sequence[str] = ()) -> Audit:
         counts[DAMAGED_FILE] += finding["blocks"]
         hurt |= finding.pop("parties")
         findings.append(finding)
+    for finding in _damaged_states(path, runs, hurt):
+        counts[DAMAGED_FILE] += finding["blocks"]
+        findings.append(finding)
     if hurt:
         wanted = sorted(set(runs["party"].unique().to_pylist()) - hurt)
         whole = runs.filter(pc.is_in(runs["party"], pa.array(wanted, runs.schema.field("party").type)))
     else:
         whole = runs
     if len(whole):
-        control = fold_control(spark, version, wanted)
+        control = fold_control(spark, version, wanted, hurt={})  # who is hurt has been told of
         # Where the beginning was freed everywhere, the epoch that the party stands on is the ground to check from.
         bases = Bases.of(str(path), control.rows["parties"]).only(_begun_late(whole))
         cuts = bases.order_cuts() if bases else None
@@ -166,6 +171,24 @@ def _damaged_files(spark: Any, version: Any, runs: pa.Table) -> Iterator[dict[st
             "blocks": _blocks(inside),
             "reason": DAMAGED_FILE,
             "detail": f"{row['file']}: {row['what']}",
+        }
+
+
+def _damaged_states(path: Path, runs: pa.Table, hurt: set[bytes]) -> Iterator[dict[str, Any]]:
+    """Control states that can't be read; to `hurt` go the parties of which nothing can be said without."""
+    control, lacking = runs.filter(runs["control"]), dict[bytes, Corrupt]()
+    floors_of(path, control, {}, lacking)
+    hurt.update(lacking)
+    found = list(damaged(path, sorted(control["party"].unique().to_pylist())))
+    missing = lacking.keys() - {each.party for each in found}
+    for each in (*found, *(Damage(party, 0, lacking[party].what) for party in sorted(missing))):
+        yield {
+            "party": each.party.hex(),
+            "feed": "",
+            "seq": 0,
+            "blocks": max(1, each.messages),
+            "reason": DAMAGED_FILE,
+            "detail": each.what,
         }
 
 

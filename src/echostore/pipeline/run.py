@@ -203,7 +203,7 @@ def _asked(spark: Any, request: RunRequest, version: LakeVersion) -> tuple[dict[
 def _root_of(spark: Any, version: LakeVersion, party: bytes) -> bytes:
     if len(version.runs(parties=[party], control=True)):
         return party
-    control = fold_control(spark, version, [party])
+    control = fold_control(spark, version, [party], hurt={})
     try:
         frame = control.parties
         for row in frame.filter(frame["party"] == pa.scalar(party).as_py()).select("root").collect():
@@ -233,7 +233,8 @@ def _with_children(job: Job, stale: Stale) -> tuple[Stale, frozenset[bytes]]:
     candidates = stale.unknown
     if stale.roots is None or not candidates:
         return stale, frozenset()
-    control = fold_control(job.spark, job.version, candidates)
+    # A parent whose control state is damaged is told by its own build; its children are not found till then.
+    control = fold_control(job.spark, job.version, candidates, hurt={})
     try:
         rows = control.parties.select("party", "root").toArrow().to_pylist()
     finally:

@@ -74,8 +74,18 @@ class BaseEpoch:
         self._get = get
         self._factory = factory
         self.root: StateRoot = read_state_root(self._need(name.snapshot))
-        self.cuts: dict[FeedId, FeedCut] = {feed_id(cut.feed): cut for cut in read_cut(name.cut, self._need)}
+        self.cuts: dict[FeedId, FeedCut] = {feed_id(cut.feed): cut for cut in self._read_cuts()}
         self.reader = TreeReader(self.root.index_root, get)
+
+    @staticmethod
+    def of_snapshot(number: int, snapshot: Cid, get: Get, factory: ModelFactory) -> "BaseEpoch":
+        """An epoch of which nothing but number and snapshot is known: to be read, and not to be gone on from."""
+        return BaseEpoch(BaseName(number, b"", snapshot, Cid(b""), discards=True), get, factory)
+
+    def _read_cuts(self) -> Iterable[FeedCut]:
+        if self.name.cut:
+            return read_cut(self.name.cut, self._need)
+        return [FeedCut(each.feed_key, False, each.seq + 1, each.link, 0, ()) for each in self.root.timeframe]
 
     @property
     def order_cuts(self) -> dict[FeedId, Cut]:

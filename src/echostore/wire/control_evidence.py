@@ -14,10 +14,15 @@ from echostore.kernel.party.control_trust import confirmed
 from echostore.kernel.party.credentials import ControlMessage, EpochGenesis
 from echostore.kernel.party.epoch_chain import Epoch
 from echostore.wire.cids import is_cid
+from echostore.wire.control_blobs import Least, check_dense
 from echostore.wire.control_state import StoredControl, read_control_state
 from echostore.wire.credentials import verify_bytes
 from echostore.wire.generated import control_state_pb2 as pb
+from echostore.wire.signing import SIGNATURE_BYTES
 from echostore.wire.snapshot import canonical_message
+
+_LEAST: Least = {3: (SIGNATURE_BYTES, {})}
+"""What is said has a signature."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,7 @@ def encode_evidence(party: PartyKey, state: Cid, said: Iterable[Placed]) -> byte
 
 def read_evidence(data: bytes, party: PartyKey) -> Evidence:
     """The evidence in these bytes; Corrupt when it is of another party, malformed, or a signature does not hold."""
+    check_dense(data, _LEAST, "evidence for a control state")
     message = canonical_message(pb.ControlEvidence, data, "evidence for a control state")
     if message.party != party:
         raise Corrupt("evidence for a control state of another party")

@@ -18,9 +18,12 @@ from echostore.kernel.ids import FEED_ID_BYTES, KEY_BYTES, FeedId, FeedKey, Part
 from echostore.kernel.party.control_state import ChainStart, ControlFeed, ControlState, Step
 from echostore.kernel.party.credentials import ControlMessage, VerifiedCredential
 from echostore.kernel.party.pins import PinnedEpoch
+from echostore.wire.claims import HASH_BYTES
+from echostore.wire.control_blobs import Least, check_dense
 from echostore.wire.credentials import verify_bytes
 from echostore.wire.epochs import FeedCut, cut_entry, read_cut_entry
 from echostore.wire.generated import control_state_pb2 as pb
+from echostore.wire.signing import SIGNATURE_BYTES
 from echostore.wire.snapshot import canonical_message
 
 CONTROL_KEY = "control_state"
@@ -31,6 +34,13 @@ FLOOR_KEY = "control_floor"
 
 EVIDENCE_KEY = "control_evidence"
 """Under which it keeps the CID of why that one may be believed (`wire.control_evidence`)."""
+
+_LEAST: Least = {
+    2: (KEY_BYTES, {}),  # a feed has its key
+    3: (SIGNATURE_BYTES, {7: (SIGNATURE_BYTES, {})}),  # a message has credentials
+    4: (HASH_BYTES, {4: (HASH_BYTES, {}), 5: (HASH_BYTES, {})}),  # a chain names epochs, and its pins do
+}
+"""How many bytes the entries of a state have at least, by their numbers in the schema."""
 
 CredentialAt = Callable[[FeedKey, int, int], bytes]
 """The signed bytes of the credential at a place: feed, seq, position."""
@@ -74,6 +84,7 @@ def encode_control_state(stored: StoredControl, credential: CredentialAt) -> byt
 
 def read_control_state(data: bytes, party: PartyKey) -> StoredControl:
     """The state that these bytes are. Corrupt when no peer would have written them, or a signature does not hold."""
+    check_dense(data, _LEAST, "a control state")
     message = canonical_message(pb.ControlState, data, "a control state")
     if message.party != party:
         raise Corrupt("a control state of another party")

@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from echostore.kernel.errors import Corrupt
 from echostore.kernel.ids import NO_LINK, FeedId, FeedKey, Link, PartyKey, feed_id
 from echostore.kernel.order import Envelope, FeedCursor
 from echostore.kernel.party.admission import Admission
@@ -123,16 +125,18 @@ def fold_control(
     parties: Collection[bytes] | None = None,
     limits: Limits | None = None,
     here_bytes_max: int = 0,
+    hurt: dict[bytes, Corrupt] | None = None,
 ) -> ControlTables:
     """Fold the control feeds of parties, or of all; child parties come with their parents.
 
     A wanted party without control feeds of its own may be a child of any other: then all parties are folded. Up to
-    `here_bytes_max` of them the work is done where this is called, and the tables are here.
+    `here_bytes_max` of them the work is done where this is called, and the tables are here. A party whose control state
+    in the lake is damaged is Corrupt; with `hurt` it is noted there and left out.
     """
     runs = lake_version.runs(parties=parties, control=True)
     if parties is not None and set(parties) - set(runs["party"].unique().to_pylist()):
         runs = lake_version.runs(control=True)
-    pieces = _planned(str(lake_version.lake.path), runs, limits or {})
+    pieces = _planned(str(lake_version.lake.path), runs, limits or {}, hurt)
     total = int(runs["bytes"].to_numpy().sum())
     lake = str(lake_version.lake.path)
     if total <= here_bytes_max:
@@ -155,16 +159,19 @@ def _bundles_here(lake: str, pieces: pa.Table) -> pa.Table:
     return pa.Table.from_batches(_Folding(lake)(iter(ordered.to_batches())), BUNDLES)
 
 
-def _planned(lake: str, runs: pa.Table, limits: Limits) -> pa.Table:
+def _planned(lake: str, runs: pa.Table, limits: Limits, hurt: dict[bytes, Corrupt] | None = None) -> pa.Table:
     """The pieces of control runs, from the states on that stand for what the lake lacks."""
     moments: dict[bytes, Mapping[FeedId, int]] = {
         party: limit.control for party, limit in limits.items() if limit.control is not None
     }
     floors: dict[tuple[bytes, bytes], Before] = {
         (party, key): Before(cut.length, cut.link, cut.depth)
-        for party, stored in floors_of(lake, runs, moments).items()
+        for party, stored in floors_of(lake, runs, moments, hurt).items()
         for key, cut in stored.cuts.items()
     }
+    if hurt:
+        left = pa.array(list(hurt), runs.schema.field("party").type)
+        runs = runs.filter(pc.invert(pc.is_in(runs["party"], left)))
     return plan_pieces(runs, limits=_limits(runs, limits), floors=floors).pieces
 
 

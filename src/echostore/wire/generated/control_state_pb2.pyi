@@ -272,3 +272,31 @@ class PlacedCredential(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PlacedCredential: _TypeAlias = PlacedCredential  # noqa: Y015
+
+@_typing.final
+class ControlChunks(_message.Message):
+    """Stands for a ControlState or a ControlEvidence of more than one blob. None of its numbers is one of theirs, so bytes are
+    one or the other. What fits one blob is never written so.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIZE_FIELD_NUMBER: _builtins.int
+    CHUNKS_FIELD_NUMBER: _builtins.int
+    size: _builtins.int
+    """of all chunks together"""
+    chunks: _builtins.bytes
+    """raw CIDs of 36 bytes each; all have 1 MiB but the last, which has the rest"""
+    def __init__(
+        self,
+        *,
+        size: _builtins.int = ...,
+        chunks: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ControlChunks: _TypeAlias = ControlChunks  # noqa: Y015
