@@ -406,6 +406,22 @@ def test_without_an_epoch_a_concurrent_removal_takes_back_what_was_said() -> Non
     assert "dan" not in {member.name for member in in_every_order(story)[0].members}
 
 
+def test_who_asks_again_has_nothing_counted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine is asked for members, feeds and epochs all the time; that must not cost what all its epochs are."""
+    story = team("bob", "cyd")
+    final_epoch(story)
+    machine = in_every_order(story)[0]
+    counted: list[object] = []
+    pins_of = PartyMachine._pins_of
+    monkeypatch.setattr(PartyMachine, "_pins_of", lambda self, child: counted.append(child) or pins_of(self, child))
+    before = machine.epoch_tally().chain, machine.admission().digest, machine.members
+    assert (machine.epoch_tally().chain, machine.admission().digest, machine.members) == before
+    assert counted == []
+    machine.receive(story.say("ann", genesis(story, number=2)))
+    assert len(machine.epoch_tally().chain) == len(names(machine)) >= 1
+    assert counted, "something came"
+
+
 def test_a_majority_is_more_than_half() -> None:
     assert [majority(count) for count in (1, 2, 3, 4, 5, 6)] == [1, 2, 2, 3, 3, 4]
     story = team("bob", "cyd", "dan")

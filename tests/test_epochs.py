@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 import echostore
 from echostore.kernel.errors import Corrupt, NotFound, Refused
 from echostore.kernel.ids import Cid, DeviceKey, FeedId, FeedKey, IdentityKey, Link, Stamp
+from echostore.kernel.party.control_state import ChainStart
 from echostore.kernel.party.credentials import EpochAttest, EpochGenesis, TimeframeEntry
-from echostore.kernel.party.epoch_chain import chain
+from echostore.kernel.party.epoch_chain import Tally, chain
 from echostore.kernel.party.roster import EpochAct
 from echostore.kernel.timeframe import Dependency
 from echostore.peer.epochs import Epochs
@@ -89,6 +90,26 @@ def test_a_second_attest_by_one_identity_does_not_count() -> None:
 def test_attests_of_strangers_do_not_count() -> None:
     acts = [declared("a", 1), declared("b", 1, by=1), attested("b", 1, 2), attested("b", 1, 3)]
     assert [epoch.hash[:1] for epoch in chain(acts, MEMBERS[:2])] == [b"a"]
+
+
+def test_a_chain_that_begins_later_knows_the_same_rivals() -> None:
+    """Of others that were declared, one whose declarer was removed at the same time is no rival without a quorum."""
+    acts = [
+        declared("m", 1),
+        attested("m", 1, 1),
+        attested("m", 1, 2),
+        declared("r", 1, by=3),
+        replace(declared("v", 1, by=3, depth=2), voided=True),
+        replace(declared("w", 1, by=4), voided=True, electorate=frozenset(MEMBERS[4:])),
+        declared("n", 2, "m"),
+    ]
+    whole = Tally(acts, MEMBERS)
+    hashes = tuple(name.encode().ljust(32, b".") for name in "rvw")
+    assert whole.contenders(1) == hashes
+    later = Tally(acts, MEMBERS, start=ChainStart(None, 1, whole.chain[0].hash, hashes, ()))
+    assert later.chain == whole.chain
+    assert later.chain[0].rivals == (hashes[0], hashes[2])
+    assert Tally(acts[:3], MEMBERS, start=ChainStart(None, 1, whole.chain[0].hash, hashes, ())).chain[0].rivals == ()
 
 
 @given(order=st.randoms(use_true_random=False), data=st.data())

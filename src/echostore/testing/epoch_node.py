@@ -391,7 +391,7 @@ class EpochNode:
     def bootstrap(self, others: Iterable["EpochNode"]) -> bool:
         """Start from the newest epoch that the policy lets a newcomer believe; False when there is none."""
         tally = self.machine.epoch_tally()
-        devices = sum(1 for device in self.machine.devices if not device.revoked)
+        devices = self.machine.member_devices
         for epoch in reversed(tally.chain):
             if not epoch.final or not enough_to_join(epoch, self.machine.epoch_policy, devices):
                 continue

@@ -44,7 +44,7 @@ def confirmed(state: ControlState, name: bytes, said: Sequence[ControlMessage]) 
     epoch = next((each for each in machine.epoch_tally().chain if each.hash == hash), None)
     if epoch is None:
         return "the epoch told is not one of the party"
-    devices = sum(not device.revoked for device in machine.devices)
+    devices = machine.member_devices
     if not epoch.final and not enough_to_join(epoch, machine.epoch_policy, devices):
         return f"{len(epoch.attested_by)} stand for epoch {epoch.number}, too few to believe it"
     return epoch

@@ -8,10 +8,13 @@ E1  An epoch counts whose number is one more than its predecessor's, whose timef
     `discard_before` does not go back, and whose predecessor is in the chain. Epoch 0 is the party's genesis: no blocks.
     Of a predecessor without a quorum, blocks may have been cut since, and the data timeframe may lack those.
 E2  Of several with one number, the one that a quorum of identities attested, or whose successors have a quorum (E6),
-    names the number for good; before that, the one with the lower hash does, and any goes before one that more
-    identities dispute than attest.
+    names the number for good. Of two such (false votes, or members who had not heard of each other) it is the one whose
+    quorum has the lower number, then the one with more votes: a few can't grind their way past many. Before that, the
+    one with the lower hash does, and any goes before one that more identities dispute than attest.
 E3  An identity votes for one genesis per number: its first attest in canonical order. Declaring is attesting. An
-    attest of another CID than the genesis names is none, nor is one by who disputed the same genesis before.
+    attest of another CID than the genesis names is none, nor is one by who disputed the same genesis before, nor one
+    whose writer had not seen the genesis, nor one that follows, in the same feed, a vote for a later epoch which does
+    not rest on it: who went on without a genesis does not come back to it, so nobody has to wait for that.
 E4  A quorum is a majority of the electorate: the unretired identities that were members in the genesis' own past.
 E5  An attest counts by its own past: a removal that comes later, or at the same time, does not take it back. A genesis
     whose declarer was removed at the same time counts only with a quorum.
@@ -38,11 +41,11 @@ For who reads epochs (bootstrap, truncation, gc), all of it pure:
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from echostore.kernel.ids import DeviceKey, FeedKey, IdentityKey, PartyKey, Stamp
+from echostore.kernel.ids import DeviceKey, FeedId, FeedKey, IdentityKey, PartyKey, Stamp
 from echostore.kernel.party.control_state import ChainStart
 from echostore.kernel.party.credentials import EpochDispute, EpochGenesis, TimeframeEntry
 from echostore.kernel.party.epoch_policy import EpochPolicy, majority
@@ -77,12 +80,21 @@ class Epoch:
         return self.attested_by - {self.declarer}
 
 
-class _Vote(NamedTuple):
-    """Sorts in canonical order."""
+class _Said(NamedTuple):
+    """What an identity said of a genesis. Sorts in canonical order."""
 
     stamp: Stamp
     hash: bytes
+    number: int
     genesis: bytes
+    disputes: bool
+
+
+class _Quorum(NamedTuple):
+    """Where a quorum stands, and with how many votes. The lesser goes before the greater."""
+
+    number: int
+    votes_negative: int
 
 
 class Tally:
@@ -105,66 +117,121 @@ class Tally:
         self._base = base
         self._declared: dict[bytes, EpochAct] = {}
         self._by_number: dict[int, list[EpochAct]] = defaultdict(list)
-        self._votes: dict[int, dict[IdentityKey, _Vote]] = defaultdict(dict)
+        self._said: dict[IdentityKey, list[_Said]] = defaultdict(list)
+        self._votes: dict[int, dict[IdentityKey, bytes]] = defaultdict(dict)
+        self._voted: dict[IdentityKey, dict[int, _Said]] = defaultdict(dict)
+        self._highest: dict[IdentityKey, int] = defaultdict(int)
+        """The greatest number that an identity voted on."""
         self._support: dict[bytes, set[IdentityKey]] = defaultdict(set)
-        self._disputes: dict[bytes, dict[IdentityKey, Stamp]] = defaultdict(dict)
+        self._disputes: dict[bytes, set[IdentityKey]] = defaultdict(set)
         self._chain: list[Epoch] = []
         self._whole = False
         """Whether `_chain` is up to date; if not, it is a beginning that can't change any more."""
-        ordered = sorted(acts, key=lambda each: (each.stamp, each.hash))
-        for declaring in (True, False):  # an attest needs its genesis, wherever chance has put it
-            for act in ordered:
-                if isinstance(act.act, EpochGenesis) is declaring:
-                    self.add(act)
+        self.take(acts)
 
     def add(self, act: EpochAct) -> None:
         """Count one more credential; a genesis before what is said about it."""
+        self.take((act,))
+
+    def take(self, acts: Iterable[EpochAct]) -> None:
+        """Count more credentials. An attest needs its genesis, which is among them wherever chance has put it."""
+        fresh = [act for act in acts if act.hash not in self._declared]
+        fresh.sort(key=lambda each: (each.stamp, each.hash))
+        again: set[IdentityKey] = set()
+        for act in fresh:
+            if isinstance(act.act, EpochGenesis):
+                again |= self._declare(act, act.act)
+        for act in fresh:
+            said = self._what_is_said(act)
+            if said is None:
+                continue
+            known = self._said[act.identity]
+            known.append(said)
+            self._stale(said.number)
+            if len(known) > 1 and said < known[-2]:
+                again.add(act.identity)
+            elif act.identity not in again:
+                self._count(act.identity, said)
+        for identity in again:
+            self._recount(identity)
+
+    def _declare(self, act: EpochAct, said: EpochGenesis) -> set[IdentityKey]:
+        """Take in a genesis; returns whose votes may count otherwise, as they were cast for what rests on it."""
+        if said.child != self._child or act.hash in self._declared:
+            return set()
+        self._declared[act.hash] = act
+        self._by_number[said.number].append(act)
+        self._stale(said.number)
+        above = self._by_number.get(said.number + 1, ())
+        if not any(genesis_of(each).previous == act.hash for each in above):
+            return set()
+        return {
+            identity
+            for identity, votes in self._voted.items()
+            if any(number > said.number and self._rests_on(vote.genesis, act.hash) for number, vote in votes.items())
+        }
+
+    def _what_is_said(self, act: EpochAct) -> _Said | None:
+        """None when it concerns none of the geneses here, or another snapshot than they name."""
         said = act.act
         if isinstance(said, EpochGenesis):
-            if said.child != self._child or act.hash in self._declared:
-                return
-            self._declared[act.hash] = act
-            self._by_number[said.number].append(act)
-            self._vote(act, said.number, act.hash)
-            self._stale(said.number)
-            return
+            return _Said(act.stamp, act.hash, said.number, act.hash, False) if act.hash in self._declared else None
         about = self._declared.get(said.genesis)
         if about is None or genesis_of(about).number != said.number:
-            return
+            return None
         if isinstance(said, EpochDispute):
-            self._dispute(act, said.number, about.hash)
-        elif said.snapshot == genesis_of(about).snapshot:
-            self._vote(act, said.number, about.hash)
-        self._stale(said.number)
+            return _Said(act.stamp, act.hash, said.number, about.hash, True)
+        if said.snapshot != genesis_of(about).snapshot:
+            return None
+        return _Said(act.stamp, act.hash, said.number, about.hash, False)
 
-    def _dispute(self, act: EpochAct, number: int, genesis: bytes) -> None:
-        disputes = self._disputes[genesis]
-        disputes[act.identity] = min(act.stamp, disputes.get(act.identity, act.stamp))
-        vote = self._votes[number].get(act.identity)
-        if vote is not None and vote.genesis == genesis and act.stamp < vote.stamp:
-            del self._votes[number][act.identity]
-            self._support[genesis].discard(act.identity)
+    def _count(self, identity: IdentityKey, said: _Said) -> None:
+        """Count what an identity says after all that was counted of it (E3)."""
+        if said.disputes:
+            self._disputes[said.genesis].add(identity)
+            return
+        votes = self._voted[identity]
+        if identity in self._disputes[said.genesis] or said.number in votes:
+            return
+        if said.hash != said.genesis and self._went_on(identity, said.genesis, said.stamp.feed):
+            return
+        votes[said.number] = said
+        self._highest[identity] = max(said.number, self._highest[identity])
+        self._votes[said.number][identity] = said.genesis
+        self._support[said.genesis].add(identity)
 
-    def _vote(self, act: EpochAct, number: int, genesis: bytes) -> None:
-        """The first vote in canonical order counts, whatever comes first here."""
-        disputed = self._disputes[genesis].get(act.identity)
-        if disputed is not None and disputed < act.stamp:
-            return
-        vote = _Vote(act.stamp, act.hash, genesis)
-        known = self._votes[number].get(act.identity)
-        if known is not None and known <= vote:
-            return
-        if known is not None:
-            self._support[known.genesis].discard(act.identity)
-        self._votes[number][act.identity] = vote
-        self._support[genesis].add(act.identity)
+    def _went_on(self, identity: IdentityKey, genesis: bytes, feed: FeedId | None = None) -> bool:
+        """Whether an identity stands, in this feed or in any, for a later epoch that does not rest on a genesis."""
+        number = genesis_of(self._declared[genesis]).number
+        return self._highest.get(identity, 0) > number and any(
+            above > number and feed in (None, vote.stamp.feed) and not self._rests_on(vote.genesis, genesis)
+            for above, vote in self._voted[identity].items()
+        )
+
+    def _recount(self, identity: IdentityKey) -> None:
+        """Something came late, and what an identity said is counted from its beginning."""
+        before = self._voted.pop(identity, {})
+        self._highest.pop(identity, None)
+        for number, vote in before.items():
+            del self._votes[number][identity]
+            self._support[vote.genesis].discard(identity)
+        known = self._said[identity]
+        for said in known:
+            self._disputes[said.genesis].discard(identity)
+        known.sort()
+        for said in known:
+            self._count(identity, said)
+        after = self._voted[identity]
+        for number in before.keys() | after.keys():
+            if before.get(number) != after.get(number):
+                self._stale(number)
 
     def _stale(self, number: int) -> None:
-        """Something about a number changed. What is final below it stays as it is."""
+        """Something about a number changed. What a quorum of a lower number settled stays as it is."""
         self._whole = False
-        kept = 0
-        while kept < min(len(self._chain), number - self._first) and self._chain[kept].final:
-            kept += 1
+        kept = max(0, min(len(self._chain), number - self._first))
+        while kept and not self._chain[kept - 1].quorate:
+            kept -= 1
         del self._chain[kept:]
 
     # the chain
@@ -179,7 +246,7 @@ class Tally:
 
     def view(self, identity: IdentityKey) -> list[Epoch]:
         """The chain without what an identity itself disputes."""
-        disputed = frozenset(genesis for genesis, by in self._disputes.items() if identity in by)
+        disputed = frozenset(said.genesis for said in self._said.get(identity, ()) if said.disputes)
         return self._build(disputed, []) if disputed else self.chain
 
     def _build(self, without: frozenset[bytes], beginning: list[Epoch]) -> list[Epoch]:
@@ -191,10 +258,10 @@ class Tally:
             last = self._begin(self._start)
             found.append(last)
             number += 1
-        while candidates := self._candidates(number, last, without):
+        while candidates := self._candidates(number, last, without, upheld):
             best = min(candidates, key=lambda act: self._preference(act, upheld))
             rivals = tuple(sorted(act.hash for act in candidates if act is not best))
-            last = self._epoch(best, final=self._quorate(best) or best.hash in upheld, rivals=rivals)
+            last = self._epoch(best, final=best.hash in upheld, rivals=rivals)
             found.append(last)
             number += 1
         return found
@@ -216,31 +283,32 @@ class Tally:
             sorted(act.hash for act in acts if act.hash != named.hash and follows(genesis_of(act), before, act.ended))
         )
 
-    def _candidates(self, number: int, before: Epoch | None, without: frozenset[bytes]) -> list[EpochAct]:
+    def _candidates(
+        self, number: int, before: Epoch | None, without: frozenset[bytes], upheld: Mapping[bytes, _Quorum]
+    ) -> list[EpochAct]:
         return [
             act
             for act in self._by_number.get(number, ())
             if follows(genesis_of(act), before, act.ended)
-            and ((not act.voided and act.hash not in without) or self._quorate(act))
+            and ((not act.voided and act.hash not in without) or act.hash in upheld)
         ]
 
-    def _preference(self, act: EpochAct, upheld: set[bytes]) -> tuple[bool, bool, bool, bytes]:
-        doubtful = len(self._disputes[act.hash].keys() & self._electorate(act)) > len(self._voters(act))
-        return act.hash not in upheld, not self._quorate(act), doubtful, act.hash
+    def _preference(self, act: EpochAct, upheld: Mapping[bytes, _Quorum]) -> tuple[bool, _Quorum, bool, bytes]:
+        doubtful = len(self._disputes[act.hash] & self._electorate(act)) > len(self._voters(act))
+        return act.hash not in upheld, upheld.get(act.hash, _Quorum(0, 0)), doubtful, act.hash
 
-    def _upheld(self, above: int) -> set[bytes]:
-        """Geneses below one that has a quorum, of the numbers above a given one."""
-        found: set[bytes] = set()
-        number = max(self._by_number, default=0)
-        while number > above:
-            for act in self._by_number.get(number, ()):
-                if act.hash in found or self._quorate(act):
-                    before = self._declared.get(genesis_of(act).previous)
-                    if before is None:
-                        continue
-                    if follows(genesis_of(act), self._epoch(before, final=True, rivals=()), act.ended):
-                        found.add(before.hash)
-            number = max((each for each in self._by_number if each < number), default=0)
+    def _upheld(self, above: int) -> dict[bytes, _Quorum]:
+        """Geneses of the numbers above a given one that a quorum stands for, or for what rests on them: the best such."""
+        found: dict[bytes, _Quorum] = {}
+        for number in sorted((each for each in self._by_number if each > above), reverse=True):
+            for act in self._by_number[number]:
+                if self._quorate(act):
+                    found[act.hash] = _Quorum(number, -len(self._voters(act)))
+                before = self._declared.get(genesis_of(act).previous)
+                if act.hash not in found or before is None:
+                    continue
+                if follows(genesis_of(act), self._epoch(before, final=True, rivals=()), act.ended):
+                    found[before.hash] = min(found[act.hash], found.get(before.hash, found[act.hash]))
         return found
 
     def _epoch(self, act: EpochAct, *, final: bool, rivals: tuple[bytes, ...]) -> Epoch:
@@ -284,8 +352,7 @@ class Tally:
 
     def voted(self, number: int, identity: IdentityKey) -> bytes | None:
         """The genesis that an identity stands for at a number."""
-        vote = self._votes.get(number, {}).get(identity)
-        return vote.genesis if vote is not None else None
+        return self._votes.get(number, {}).get(identity)
 
     # what may be attested
 
@@ -302,6 +369,8 @@ class Tally:
             return "no such epoch is declared"
         if identity not in self._electorate(act):
             return "this identity was no member when it was declared"
+        if self.disputed(genesis, identity):
+            return "this identity disputes it"
         number = genesis_of(act).number
         seen = self.view(identity)
         named = next((epoch for epoch in seen if epoch.number == number), None)
@@ -309,10 +378,8 @@ class Tally:
             return "another epoch names its number, or its predecessor is not in the chain"
         if self.voted(number, identity) == genesis:
             return "this identity stands for it"
-        for above in self._by_number:
-            vote = self.voted(above, identity) if above > number else None
-            if vote is not None and not self._rests_on(vote, genesis):
-                return f"this identity stands for an epoch {above} that rests on a rival of it"
+        if self._went_on(identity, genesis):
+            return "this identity stands for a later epoch that rests on a rival of it"
         before = seen[: seen.index(named)]
         return self.fear(genesis_of(act), before, identity, active)
 
@@ -353,14 +420,14 @@ class Tally:
         possible = 0
         for identity in electorate:
             if identity in votes:
-                possible += votes[identity].genesis == genesis
-            elif identity not in disputes:
+                possible += votes[identity] == genesis
+            elif identity not in disputes and not self._went_on(identity, act.hash):
                 possible += active is None or identity in active
         return possible >= majority(len(electorate))
 
     def _rests_on(self, later: bytes, earlier: bytes) -> bool:
-        at = self._declared.get(later)
-        while at is not None:
+        at, number = self._declared.get(later), genesis_of(self._declared[earlier]).number
+        while at is not None and genesis_of(at).number >= number:
             if at.hash == earlier:
                 return True
             at = self._declared.get(genesis_of(at).previous)

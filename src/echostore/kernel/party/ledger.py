@@ -74,6 +74,12 @@ class Event:
             return other.seq < self.seq or (other.seq == self.seq and other.position < self.position)
         return other.seq <= self.clock.get(other.feed, -1)
 
+    def follows(self, stamp: Stamp) -> bool:
+        """Whether the credential at a stamp happened before this event."""
+        if stamp.feed == self.feed:
+            return (stamp.seq, stamp.position) < (self.seq, self.position)
+        return stamp.seq <= self.clock.get(stamp.feed, -1)
+
     def reach(self, feed: FeedId) -> int:
         """How many messages of `feed` this event sees, its own one included."""
         return self.seq + 1 if feed == self.feed else self.clock.get(feed, -1) + 1

@@ -77,6 +77,8 @@ class PartyMachine:
         self._voided: list[Event] = []
         self._geneses: dict[bytes, roster.EpochAct] = {}
         self._pins: dict[PartyKey | None, Pins] = {}
+        self._at_rest = False
+        """Whether verdicts and epochs are those of all that was received: looking at them again costs nothing then."""
         for message in start.messages if start is not None else ():
             self._take(message)
         begun = {chain.epoch for chain in self._starts.values()}
@@ -95,6 +97,7 @@ class PartyMachine:
             if credential.claim is not None and isinstance(credential.claim.assertion, EpochGenesis):
                 self._geneses_heard.add(credential.hash)
         self._verdicts.receive(message)
+        self._at_rest = False
 
     # --- what was received ------------------------------------------------------------------------------------
 
@@ -166,6 +169,14 @@ class PartyMachine:
         return roster.devices(self._ledger())
 
     @property
+    def member_devices(self) -> int:
+        """How many devices may act for a member: of who was removed, none. What a newcomer's demands go by."""
+        ledger = self._ledger()
+        return sum(
+            not device.revoked and ledger.role(device.identity, EVERYTHING) is not None for device in self.devices
+        )
+
+    @property
     def groups(self) -> tuple[roster.Group, ...]:
         return roster.groups(self._ledger())
 
@@ -204,7 +215,11 @@ class PartyMachine:
     @property
     def electorate(self) -> frozenset[IdentityKey]:
         """The unretired identities: whose majority is a quorum of an epoch declared now."""
-        return roster.electorate(self._ledger(), EVERYTHING)
+        return self.electorate_of(None)
+
+    def electorate_of(self, child: PartyKey | None) -> frozenset[IdentityKey]:
+        """The same for a child party: those who take part in it."""
+        return roster.electorate(self._ledger(), EVERYTHING, child)
 
     @property
     def ended_feeds(self) -> frozenset[FeedKey]:
@@ -237,12 +252,14 @@ class PartyMachine:
             for event in self._voided:
                 tally.add(self._epoch_act(event, voided=True))
             found = self._tallies[child] = _Counted(tally)
-        for event in ledger.epochs[found.epochs :]:
-            found.tally.add(self._epoch_act(event))
-        for event in ledger.attests[found.attests :]:
-            found.tally.add(roster.epoch_act(event))
-        for event in ledger.disputes[found.disputes :]:
-            found.tally.add(roster.epoch_act(event))
+        acts = [self._epoch_act(event) for event in ledger.epochs[found.epochs :]]
+        for event in (*ledger.attests[found.attests :], *ledger.disputes[found.disputes :]):
+            act = roster.epoch_act(event)
+            assert not isinstance(act.act, EpochGenesis), event
+            about = self._geneses.get(act.act.genesis)
+            if about is not None and event.follows(about.stamp):  # nobody has judged what it had not seen
+                acts.append(act)
+        found.tally.take(acts)
         found.epochs, found.attests = len(ledger.epochs), len(ledger.attests)
         found.disputes = len(ledger.disputes)
         return found.tally
@@ -252,7 +269,9 @@ class PartyMachine:
         found = self._geneses.get(event.hash)
         if found is None:
             verdicts = self._verdicts
-            electorate = roster.electorate(verdicts.ledger, event)
+            said = event.claim.assertion if event.claim is not None else None
+            assert isinstance(said, EpochGenesis), event
+            electorate = roster.electorate(verdicts.ledger, event, said.child)
             ended = roster.ended_feeds(verdicts.ledger, verdicts.fork_evidence, event)
             found = self._geneses[event.hash] = roster.epoch_act(event, electorate, ended=ended, voided=voided)
         return found
@@ -317,9 +336,12 @@ class PartyMachine:
 
         Pins only grow from round to round (a pinned act stays valid), so this ends; the bound is for bad input.
         """
+        if self._at_rest:
+            return
         verdicts = self._verdicts
         verdicts.settle()
         for _ in range(PIN_ROUNDS_MAX):
             if not verdicts.pin(self._pins_of(None)):
+                self._at_rest = True
                 return
             verdicts.settle()

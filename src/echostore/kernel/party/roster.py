@@ -240,12 +240,21 @@ def ended_feeds(
     return frozenset(found)
 
 
-def electorate(ledger: Ledger, view: View) -> frozenset[IdentityKey]:
-    """The unretired identities in view: members with a control feed that was not retired, of a device not revoked."""
+def electorate(ledger: Ledger, view: View, child: PartyKey | None = None) -> frozenset[IdentityKey]:
+    """The unretired identities in view: members with a control feed that was not retired, of a device not revoked.
+
+    Of a child party: those of them who take part in it, with a feed of its own that was not retired. Who never entered
+    it holds none of its blocks, and could not say anything of its epochs.
+    """
+    found = _with_feed(ledger, view, FeedKind.CONTROL, None)
+    return found if child is None else found & _with_feed(ledger, view, FeedKind.DATA, child)
+
+
+def _with_feed(ledger: Ledger, view: View, kind: FeedKind, child: PartyKey | None) -> frozenset[IdentityKey]:
     found: set[IdentityKey] = set()
     for entries in ledger.feeds.values():
         for event, admit in entries:
-            if admit.kind is not FeedKind.CONTROL or admit.identity in found or not view.sees(event):
+            if admit.kind is not kind or admit.child != child or admit.identity in found or not view.sees(event):
                 continue
             if any(view.sees(retire) for retire in ledger.retires.get(admit.feed, ())):
                 continue
