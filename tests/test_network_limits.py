@@ -83,6 +83,9 @@ class Bare:
     def departure(self, party: PartyKey, device: DeviceKey) -> list[FeedTip]:
         return []
 
+    def departure_blobs(self, party: PartyKey) -> list[Cid]:
+        return []
+
     def flow(self, device: DeviceKey) -> Flow:
         return Flow.BOTH
 

@@ -82,3 +82,21 @@ def test_another_program_may_hold_the_file_open(database: Database) -> None:
     fill(database, 8)
     assert other.execute("SELECT count(*) FROM rows").fetchone() == (8,)
     other.close()
+
+
+def test_rows_too_long_for_small_pages_keep_large_ones(tmp_path: Path) -> None:
+    """In a tree by key such a row leaves its page, and takes one of its own."""
+    schema = Schema(0x45434F70, (("CREATE TABLE rows (no INTEGER PRIMARY KEY, data BLOB) WITHOUT ROWID",),))
+    long = Database(tmp_path / "long.db", schema)
+    fill_long = ((number, bytes(250)) for number in range(1000))
+    with long.transaction():
+        long.insert("INSERT INTO rows VALUES (?, ?)", fill_long)
+    long.shrink()
+    before = long.disk_bytes()
+    for _ in range(2):
+        long.shrink(small_pages=True)
+        assert long.disk_bytes() <= before
+        assert page_bytes(long) == PAGE_BYTES
+    assert long.rows("PRAGMA journal_mode") == [("wal",)]
+    assert long.row("SELECT count(*), sum(length(data)) FROM rows") == (1000, 250_000)
+    long.close()

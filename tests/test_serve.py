@@ -109,6 +109,7 @@ WRITING = {
     ("device", "join"): "",
     ("quota", "set"): "quota set --feed-blocks 500",
     ("party", "create"): "party create Second --json",
+    ("party", "enter"): "party enter {child} -p {third}",
     ("party", "pause"): "party pause {second}",
     ("party", "resume"): "party resume {second}",
     ("party", "close"): "party close {second}",
@@ -124,7 +125,6 @@ WRITING = {
     ("item", "delete"): "item delete {item} --yes -p {party}",
     ("item", "restore"): "item restore {item} -p {party}",
     ("epoch", "create"): "epoch create -p {party}",
-    ("epoch", "verify"): "epoch verify 1 -p {party}",
     ("epoch", "fetch"): "epoch fetch 1 -p {party}",
     ("epoch", "gc"): "epoch gc -p {party}",
     ("party", "policy"): "party policy --messages 100 -p {party}",
@@ -176,6 +176,7 @@ def test_every_writing_command_works_beside_serve(tmp_path: Path) -> None:
         other = bob.cli("party", "create", "Bobs", "--json").ok().json()["party"]
         elsewhere = bob.cli("party", "invite", other, "--open", "--json").ok().json()
         names = {"party": party, "third": third, "item": item, "bob": bobs["identity"], "bobs_device": bobs["device"]}
+        names["child"] = cli("party", "create", "Chess", "--below", third, "--json").ok().json()["party"]
         names |= {"stranger": "ab" * 32, "ticket": elsewhere["ticket"], "car": str(tmp_path / "second.car")}
         for path, line in WRITING.items():
             if path == ("party", "import"):
@@ -187,6 +188,8 @@ def test_every_writing_command_works_beside_serve(tmp_path: Path) -> None:
                 names["invitation"] = done.json()["invitation"]  # type: ignore[union-attr]  # as above
             if path == ("party", "capability", "issue"):
                 names["capability"] = done.json()["id"]  # type: ignore[union-attr]  # as above
+            if path == ("epoch", "create"):
+                cli("epoch", "verify", "1", "-p", party).ok()  # it only looks, and asks the service
             if path == ("item", "create"):
                 names["list"] = done.json()["item"]  # type: ignore[union-attr]  # as above
         refused = cli("serve")

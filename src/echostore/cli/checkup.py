@@ -131,7 +131,10 @@ def _lock(home: "Home") -> Finding:
     holder = lock_holder(home.path / "lock")
     if holder is None:
         return Finding("lock", "free: nobody writes this home")
-    return Finding("lock", f"held by {holder}; commands that write will be refused")
+    what = (
+        "it carries out commands that write" if "echostore serve" in holder else "commands that write will be refused"
+    )
+    return Finding("lock", f"held by {holder}; {what}")
 
 
 def lock_holder(path: Path) -> str | None:
@@ -241,24 +244,26 @@ def _party(peer: "Peer", known: "KnownParty", output: Output, *, full: bool) -> 
 
 
 def _files(peer: "Peer", known: "KnownParty", name: str, *, full: bool) -> Iterator[Finding]:
-    """The files as SQLite sees them. feeds.db is the data; the others are derived and can be made anew."""
+    """The files as SQLite sees them. feeds.db is the data; the others are derived, as far as feeds are whole."""
     from echostore.store.feed_store import FeedStore
 
     folder = peer.home.party(known.key)
     try:
         with FeedStore(folder.feeds, known.key, writable=False) as feeds:
             held = sum(feed.length - feed.base for feed in feeds.feeds())
+            truncated = any(feed.base for feed in feeds.feeds())
             if not feeds.feeds():
                 raise Corrupt(f"the feeds are gone from {folder.feeds}")
             yield Finding(f"{name} feeds", f"{counted(held, 'block')} in {counted(len(feeds.feeds()), 'feed')}")
     except (Corrupt, NotFound) as error:
         yield Finding(f"{name} feeds", _private(error.what), Level.BROKEN, "Restore feeds.db, or join the party again.")
         return
-    for path, derived in ((folder.feeds, False), (folder.items, True), (folder.blobs, True)):
+    # Where blocks were deleted below an epoch, its snapshot is in the blobs alone.
+    for path, derived in ((folder.feeds, False), (folder.items, True), (folder.blobs, not truncated)):
         if path.exists() and (full or path.stat().st_size <= QUICK_CHECK_BYTES_MAX):
             wrong = sqlite_check(path, full=full)
             if wrong is not None:
-                step = "Remove the file; it is made anew." if derived else "Restore it from a backup."
+                step = "Remove the file; it is made anew." if derived else "Restore it, or join the party again."
                 yield Finding(f"{name} {path.name}", wrong, Level.BROKEN, step)
 
 

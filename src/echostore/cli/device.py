@@ -135,7 +135,9 @@ def _find(peer: "Peer", text: str, which: str | None) -> tuple[bytes, list[tuple
 def _parties(peer: "Peer", which: str | None) -> "list[Party]":
     if which is not None:
         return [open_party(peer, which)]
-    return [peer.party(known.key) for known in peer.parties() if known.state != "closed" and not known.local]
+    # A light-weight party has the devices of the party above it.
+    known = [each for each in peer.parties() if each.state != "closed" and not each.local and each.child_of is None]
+    return [peer.party(each.key) for each in known]
 
 
 def _devices(party: "Party", identity: bytes) -> list[Any]:

@@ -8,7 +8,7 @@ from cyclopts import App
 
 from echostore.cli.feed import INTEGRITY_BROKEN
 from echostore.cli.moments import parse_moment
-from echostore.cli.opening import open_party, reading, writing
+from echostore.cli.opening import looking, open_party, reading, writing
 from echostore.cli.options import IN_PARTY, LISTING_IN_PARTY, InParty, ListingInParty, examples
 from echostore.cli.output import Column, Output, size
 from echostore.cli.values import iso_ms, short
@@ -32,7 +32,7 @@ EPOCHS = (
     Column("declarer", "DECLARED BY"),
     Column("attests", "ATTESTS"),
     Column("final", "FINAL", lambda final: "yes" if final else "no"),
-    Column("new_bytes", "NEW BYTES", size, right=True),
+    Column("new_bytes", "NEW BYTES", lambda count: "" if count is None else size(count), right=True),
     Column("here", "HERE"),
     Column("created", "CREATED"),
 )
@@ -140,19 +140,25 @@ def show(number: int, /, *, options: InParty = IN_PARTY) -> None:
         view = next(view for view in epochs.all() if view.number == number)
         record = _record(view)
         record["previous"] = epoch.genesis.previous.hex() or None
+        record["previous_snapshot"] = epochs.previous_snapshot(epoch)
         record["new_bytes"] = epochs.sizes().get(number)
         record["stands_for_it"] = epochs.names(epoch.attested_by)
         record["disputes"] = epochs.disputes(epoch)
         record["admission"] = epoch.genesis.admission_digest.hex()
         record["control"] = cid_text(Cid(epoch.genesis.control)) if epoch.genesis.control else None
+        record["encoding"] = epoch.genesis.encoding_version
+        record["models"] = [f"{model}@{version}" for model, version in epoch.genesis.models]
+        before_ms = epoch.genesis.discard_before_ms
+        record["discard_before"] = iso_ms(before_ms) if before_ms else None
         record["timeframe"] = [
             {"feed": entry.feed.hex(), "seq": entry.seq, "link": entry.link.hex()} for entry in epoch.genesis.timeframe
         ]
-        listed = ("timeframe", "stands_for_it", "disputes")
-        lines = [f"{name:12} {value}" for name, value in record.items() if name not in listed and value is not None]
-        lines += [f"{'stands for it':12} {', '.join(record['stands_for_it'])}"]
-        lines += [f"{'disputed by':12} {each['by']}: {each['detail']}" for each in record["disputes"]]
-        lines += [f"{'ends at':12} {short(entry['feed'])}:{entry['seq']}" for entry in record["timeframe"]]
+        listed = ("timeframe", "stands_for_it", "disputes", "models")
+        lines = [f"{name:17} {value}" for name, value in record.items() if name not in listed and value is not None]
+        lines += [f"{'models':17} {', '.join(record['models'])}"]
+        lines += [f"{'stands for it':17} {', '.join(record['stands_for_it'])}"]
+        lines += [f"{'disputed by':17} {each['by']}: {each['detail']}" for each in record["disputes"]]
+        lines += [f"{'ends at':17} {short(entry['feed'])}:{entry['seq']}" for entry in record["timeframe"]]
         output.document(record, "\n".join(lines))
 
 
@@ -168,7 +174,7 @@ def verify(number: int, /, *, options: InParty = IN_PARTY) -> int:
         Counts from 1.
     """
     output = Output.of(options)
-    with writing(options) as peer:
+    with looking(options) as peer:
         party = open_party(peer, options.party)
         found = peer.epochs(party.key).verify(number)
         record = {"party": party.key.hex(), "number": number, "verdict": str(found.verdict), "detail": found.detail}

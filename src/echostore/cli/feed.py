@@ -28,6 +28,7 @@ FEEDS = (
     Column("kind", "KIND"),
     Column("owner", "OWNER"),
     Column("own", "OWN"),
+    Column("start", "START", right=True),
     Column("held", "HELD", right=True),
     Column("processed", "PROCESSED", right=True),
     Column("known", "KNOWN", right=True),
@@ -50,7 +51,10 @@ INTEGRITY_BROKEN = 6
 
 @app.command(name="list", help_prologue=examples("echostore feed list", "echostore feed list --party @Trip --json"))
 def list_feeds(*, options: ListingInParty = LISTING_IN_PARTY) -> None:
-    """List the feeds of a party: blocks held here, processed into the state, and known to exist."""
+    """List the feeds of a party: blocks held here, processed into the state, and known to exist.
+
+    Blocks before START are not on disk: the epoch that the party stands on holds what they said.
+    """
     from echostore.cli.party import feed_fields
 
     output = Output.of(options)

@@ -113,8 +113,11 @@ def history(item: Name, /, *, options: ListingInParty = LISTING_IN_PARTY) -> Non
     output = Output.of(options)
     with reading(options) as peer:
         found = find_item(peer, options, item)
-        records = (change_record(found.party, message, item=found.id) for message in found.stream())
-        output.table("revisions", CHANGES, records, item=item_id(found))
+        stream = found.stream()
+        if stream.compacted:
+            output.warn("messages that an epoch stands for are not here any more: what they wrote is not listed")
+        records = (change_record(found.party, message, item=found.id) for message in stream)
+        output.table("revisions", CHANGES, records, item=item_id(found), compacted=stream.compacted)
 
 
 @app.command(help_prologue=examples("echostore item diff 69e5962b 1h", "echostore item diff @Summer 2d 1d --json"))

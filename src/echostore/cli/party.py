@@ -4,11 +4,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App
 
-from echostore.cli import party_capability, party_group, party_life, party_network, party_policy
+from echostore.cli import party_capability, party_children, party_group, party_life, party_network, party_policy
 from echostore.cli.opening import home_path, open_party, reading, writing
 from echostore.cli.options import FLAG, IN_PARTY, LISTING, OPTIONS, InParty, Listing, Options, examples
 from echostore.cli.output import Column, Output, counted, size
 from echostore.cli.values import iso_ms, one_line, short, short_place
+from echostore.kernel.errors import UsageError
 
 if TYPE_CHECKING:
     from echostore.peer.party import Party
@@ -61,13 +62,18 @@ REJECTS = (
 
 
 @app.command(
-    help_prologue=examples('echostore party create "Road trip"', "echostore party create Notes --local --json")
+    help_prologue=examples(
+        'echostore party create "Road trip"',
+        "echostore party create Notes --local --json",
+        "echostore party create Chess --below @Trip",
+    )
 )
 def create(
     title: str,
     /,
     *,
     local: Annotated[bool, FLAG] = False,
+    below: str | None = None,
     name: str | None = None,
     options: Options = OPTIONS,
 ) -> None:
@@ -79,15 +85,23 @@ def create(
         What the party is called.
     local
         For this device alone, without an identity; it can be adopted later.
+    below
+        A party, by key, unique prefix or @title: the new one is a light-weight party of it. It has the same members, and
+        feeds, history, epochs and undo of its own.
     name
         What others see this peer as, if the home is new.
     """
     output = Output.of(options)
     fresh = not (home_path(options) / "keys").exists()
-    with writing(options, create=True, name=name) as peer:
-        party = peer.create_party(title, local=local)
+    if local and below is not None:
+        raise UsageError("a light-weight party has the members of the one above it", next_step="Leave out --local.")
+    with writing(options, create=below is None, name=name) as peer:
+        above = open_party(peer, below) if below is not None else None
+        party = peer.create_party(title, local=local) if above is None else peer.create_child(above, title)
         party.flush()
         fields: dict[str, Any] = {"party": party.key.hex(), "title": party.title, "local": local}
+        if above is not None:
+            fields["child_of"] = above.key.hex()
     if fresh:
         output.note(f"made a home at {home_path(options)}")
     output.document(fields, short(fields["party"]))
@@ -143,9 +157,11 @@ def show(
         f"truth      {fields['truth']}",
     ]
     lines += [f"{name:<10} {fields[name]}" for name in ("items", "members")]
+    lines += [f"{name:<10} {fields[name]}" for name in ("epoch", "began") if fields[name] is not None]
     lines += [f"snapshot   {fields['snapshot']}"] if snapshot else []
     for feed in fields["feeds"]:
         counts = f"{feed['held']} held, {feed['processed']} processed, {feed['known']} known"
+        counts += f", on disk from {feed['start']} on" if feed["start"] else ""
         lines.append(f"feed       {short(feed['feed'])} {feed['kind']} of {one_line(feed['owner']) or '?'}: {counts}")
     output.document(fields, lines)
 
@@ -245,6 +261,8 @@ app.command(party_life.export, help_prologue=examples(*party_life.EXAMPLES["expo
 app.command(party_life.import_, name="import", help_prologue=examples(*party_life.EXAMPLES["import"]))
 app.command(party_group.group, help_prologue=examples(*party_group.EXAMPLES["group"]))
 app.command(party_group.groups, help_prologue=examples(*party_group.EXAMPLES["groups"]))
+app.command(party_children.children, help_prologue=examples(*party_children.EXAMPLES["children"]))
+app.command(party_children.enter, help_prologue=examples(*party_children.EXAMPLES["enter"]))
 app.command(party_policy.policy, help_prologue=examples(*party_policy.EXAMPLES["policy"]))
 app.command(party_capability.app)
 for _name, _function in party_network.VERBS.items():
@@ -268,6 +286,8 @@ def party_fields(party: "Party") -> dict[str, Any]:
         "unshared": status.unshared,
         "failure": status.failure or None,
         "standing": status.standing or None,
+        "epoch": status.epoch,
+        "began": status.began or None,
         "truth": truth(status),
         "feeds": [feed_fields(feed) for feed in status.feeds],
     }
@@ -280,6 +300,7 @@ def feed_fields(feed: Any) -> dict[str, Any]:
         "kind": str(feed.kind),
         "owner": feed.owner,
         "own": feed.own,
+        "start": feed.start,
         "held": feed.held,
         "processed": feed.processed,
         "known": feed.known,
@@ -302,6 +323,9 @@ def truth(status: "PartyStatus") -> str:
     waiting = sum(feed.held - feed.processed for feed in status.feeds)
     parts = [f"all {counted(held, 'block')} held" if held == known else f"{held:,} of {known:,} known blocks held"]
     parts.append("all processed" if not waiting else f"{waiting:,} not processed")
+    inside = sum(min(feed.start, feed.held) for feed in status.feeds)
+    if inside:
+        parts.append(f"{inside:,} of them only as epoch {status.epoch}")
     if status.standing in (REMOVED, REVOKED):
         parts.insert(0, f"you are not in this party any more ({status.standing})")
     if status.unshared:

@@ -246,7 +246,11 @@ def join(
             "title": party.title,
             "blocks": sum(feed.held for feed in status.feeds),
             "items": status.items,
+            "epoch": status.epoch,
+            "began": status.began or None,
         }
+    if fields["began"]:
+        output.note(f"began {fields['began']}")
     output.note(f"{counted(fields['blocks'], 'block')}, {counted(fields['items'], 'item')}")
     output.document(fields, short(fields["party"]))
 
@@ -312,11 +316,16 @@ def remove(
             "name": found.name,
             "devices": found.devices,
         }
+        unseen = opened.members.unseen_children(found.identity)
     label = f"{short(fields['member'])} {one_line(found.name)!r}"
     what = (
         counted(found.devices, "device") if found.devices else f"what gave a role to {counted(found.members, 'member')}"
     )
     output.note(f"this removes {label} with {what}, for every member")
+    for title in unseen:
+        output.note(
+            f"what they wrote in {one_line(title)!r} leaves it too: enter it first (`party enter`) to keep that"
+        )
     if dry_run:
         output.document({**fields, "removed": False}, f"would remove {label}")
         return
@@ -346,6 +355,7 @@ def role(party: str, member: str, role: str, /, *, options: Options = OPTIONS) -
     with writing(options) as peer:
         opened = open_party(peer, party)
         found = _member(opened, member)
+        unseen = opened.members.unseen_children(found.identity)
         opened.members.change_role(found.identity, role)
         opened.flush()
         fields = {
@@ -355,6 +365,8 @@ def role(party: str, member: str, role: str, /, *, options: Options = OPTIONS) -
             "before": found.role.label if found.role else None,
             "role": role,
         }
+    for title in unseen:
+        output.note(f"what they wrote in {one_line(title)!r}, which is not here, counts as written in the new role")
     output.document(fields, f"{short(fields['member'] or '')} {role}")
 
 

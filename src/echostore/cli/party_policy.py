@@ -8,7 +8,7 @@ from cyclopts import Parameter, validators
 from echostore.cli.moments import parse_span
 from echostore.cli.opening import open_party, reading, writing
 from echostore.cli.options import IN_PARTY, InParty
-from echostore.cli.output import Output
+from echostore.cli.output import Output, counted
 from echostore.cli.values import short
 from echostore.kernel.errors import UsageError
 from echostore.kernel.party import epoch_policy
@@ -58,7 +58,7 @@ def policy(
     grace
         How long the next device waits for the one before it.
     join_attests
-        How many members besides the declarer a newcomer wants to stand for an epoch.
+        How many members besides the declarer a newcomer wants to stand for an epoch; a majority is always enough.
     truncate_quorum
         How many members must have attested before history is deleted: `majority`, or a number above that.
     silence
@@ -111,15 +111,22 @@ def _show(output: Output, party: "Party", policy: "EpochPolicy") -> None:
         f"{policy.bytes_:,} bytes" if policy.bytes_ else "",
         f"{timedelta(seconds=policy.age_s)}" if policy.age_s else "",
     ]
+    more = f", and {policy.truncate_quorum:,} where so many are members" if policy.truncate_quorum else ""
     lines = [
         f"declared by    {policy.declarers}{f' ({named})' if named else ''}",
         f"an epoch after {' or '.join(each for each in triggers if each) or 'somebody asks for one'}",
         f"grace          {policy.grace_s} s",
-        f"a newcomer     wants {'1 other attest from 3 devices on' if policy.join_attests is None else policy.join_attests}",
-        f"truncation     {record['truncate_quorum']} must have attested",
+        f"a newcomer     wants {_wanted(policy.join_attests)} besides the declarer's word",
+        f"truncation     a majority must have attested{more}",
         f"silent feeds   {f'may be retired after {policy.silence_s} s' if policy.silence_s else 'are kept'}",
     ]
+    if policy.declarers == epoch_policy.BOT and not policy.named:
+        output.warn("no bot is named: nobody can declare an epoch before --bot names one")
     output.document(record, "\n".join(lines))
+
+
+def _wanted(attests: int | None) -> str:
+    return "1 attest, once there are 3 devices," if attests is None else counted(attests, "attest")
 
 
 def _declarers(party: "Party", text: str) -> bytes:
@@ -133,6 +140,6 @@ def _seconds(span: str | None) -> int | None:
 
 
 def _quorum(text: str) -> bytes:
-    if text != "majority" and not (text.isdigit() and len(text) <= epoch_policy.NUMBER_DIGITS_MAX):
+    if text != "majority" and not (text.isascii() and text.isdigit() and len(text) <= epoch_policy.NUMBER_DIGITS_MAX):
         raise UsageError(f"{text!r} is no quorum", next_step="Give `majority` or a number.")
     return text.encode()

@@ -71,11 +71,15 @@ def _status(output: Output, peer: "Peer") -> tuple[dict[str, Any], int]:
     from echostore.cli.party import party_fields
 
     parties: list[dict[str, Any]] = []
+    names: dict[bytes, str] = {}
     exit_status = 0
     for known in peer.parties():
         head = {"party": known.key.hex(), "title": known.title, "state": str(known.state)}
         try:
-            parties.append({**head, **(party_fields(peer.party(known.key)) if known.state != "closed" else {})})
+            party = peer.party(known.key) if known.state != "closed" else None
+            parties.append({**head, **(party_fields(party) if party is not None else {})})
+            for member in party.members.all() if party is not None else ():
+                names.update((bytes(device.device), member.name) for device in member.devices)
         except EchoError as error:
             # One broken party must not hide the others.
             parties.append({**head, "error": {"code": error.code, "what": error.what}})
@@ -87,20 +91,14 @@ def _status(output: Output, peer: "Peer") -> tuple[dict[str, Any], int]:
         "home": str(peer.home.path),
         "name": peer.name,
         "served": not peer.read_only,
-        "devices": None if peer.read_only else _devices(peer),
+        "devices": None if peer.read_only else _devices(peer, names),
         "parties": parties,
     }
     return fields, exit_status
 
 
-def _devices(peer: "Peer") -> list[dict[str, Any]]:
+def _devices(peer: "Peer", names: dict[bytes, str]) -> list[dict[str, Any]]:
     """Who is connected, and who was last seen when."""
-    names = {
-        bytes(device.device): member.name
-        for party in (peer.party(known.key) for known in peer.parties() if known.state != "closed")
-        for member in party.members.all()
-        for device in member.devices
-    }
     connected = {each.device for each in peer.network.connections()}
     return [
         {

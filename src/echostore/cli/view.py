@@ -1,6 +1,7 @@
 """`echostore view`: items that applications find by class."""
 
-from typing import Annotated, Any
+import time
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
@@ -9,9 +10,15 @@ from echostore.cli.options import IN_PARTY, LISTING_IN_PARTY, InParty, ListingIn
 from echostore.cli.output import Column, Form, Output
 from echostore.cli.tree import draw, nodes
 from echostore.cli.values import one_line, short, to_json
-from echostore.kernel.errors import UsageError
+from echostore.kernel.errors import NotFound, Refused, TimedOut, UsageError
 from echostore.kernel.ids import KEY_BYTES, item_from_text, item_text
 from echostore.kernel.values import parse_locator
+
+if TYPE_CHECKING:
+    from echostore.kernel.items.record import ItemRecord
+
+LOOK_S = 0.1
+"""How often a command that waits for a view looks for it."""
 
 app = App(
     name="view",
@@ -66,7 +73,7 @@ def open_view(
         Locator, inception key, id, unique prefix or @name.
     from_
         Address (host:port) of a member. The view is read from the party's newest epoch there, and nothing else of the
-        party has to be here; `view` is a locator then.
+        party has to be here; without such an epoch, from the history that comes. `view` is a locator then.
     """
     output = Output.of(options)
     if from_ is not None:
@@ -78,42 +85,93 @@ def open_view(
             raise UsageError(
                 f"{short(item_id(found))} is not a view", next_step="`echostore view list` shows the views."
             )
-        fields = _fields(found)
-        fields["value"] = to_json(found.value())
-        rows = list(nodes(found.party, found))
-        if output.form is Form.TEXT:
-            lines = [f"{fields['view_class']}  {one_line(fields['display_name'])}", fields["locator"]]
-            output.document({}, [*lines, *draw(iter(rows), title=None)])
-        else:
-            output.document({**fields, "items": [row["item"] for row in rows]})
+        _show(output, found)
+
+
+def _show(output: Output, found: Any, **more: Any) -> None:
+    """The view as the party has it now."""
+    fields = _fields(found)
+    fields["value"] = to_json(found.value())
+    rows = list(nodes(found.party, found))
+    if output.form is Form.TEXT:
+        lines = [f"{fields['view_class']}  {one_line(fields['display_name'])}", fields["locator"]]
+        output.document({}, [*lines, *draw(iter(rows), title=None)])
+    else:
+        output.document({**fields, **more, "items": [row["item"] for row in rows]})
 
 
 def _open_from(view: str, address: str, options: InParty, output: Output) -> None:
-    """The view as the newest epoch has it, with the few blobs that it takes."""
+    """The view as the newest epoch has it, with the few blobs that it takes; else from what comes of the history."""
+    from echostore.mesh.blob_exchange import Unavailable
+    from echostore.peer.attached import Remote
+    from echostore.peer.bootstrap import PATIENCE_S, believable, control_settled
+    from echostore.peer.status import REMOVED, REVOKED
+
     with writing(options) as peer:
         key, name = parse_locator(view)
+        if all(known.key != key for known in peer.parties()):
+            raise NotFound(
+                f"this device is in no party {short(key.hex())}",
+                next_step="A view is for members: join the party first, with a ticket of one of them.",
+            )
         party = peer.party(key)
         peer.connect(address)
         wanted = bytes.fromhex(name) if len(name) == 2 * KEY_BYTES else item_from_text(name)
-        reader = peer.network.bootstraps.early(party)
-        records = list(reader.view(wanted).values())
-        top = records[0]
-        values = top.values()
-        fields = {
-            "item": item_text(top.item),
-            "inception_key": top.genesis.inception_key.hex(),
-            "view_class": values.get("view_class"),
-            "display_name": values.get("display_name"),
-            "locator": view,
-            "epoch": reader.base.name.number,
-            "value": to_json(values),
-            "items": [item_text(record.item) for record in records],
-        }
-        lines = [f"{fields['view_class']}  {one_line(fields['display_name'])}", view]
-        lines += [
-            f"{short(item_text(record.item))}  {record.genesis.type or record.genesis.model}" for record in records
-        ]
-        output.document(fields, [*lines, f"as of epoch {fields['epoch']}"])
+        early = not issubclass(type(peer), Remote)  # a running `echostore serve` has the epoch soon, and all of it
+        until = time.monotonic() + PATIENCE_S
+        epoch: int | None = None
+        while time.monotonic() < until:
+            if early and control_settled(party) and believable(party.runtime) is not None:
+                try:
+                    reader = peer.network.bootstraps.early(party, timeout_s=PATIENCE_S)
+                    _show_early(output, view, reader.base.name.number, list(reader.view(wanted).values()))
+                    return
+                except NotFound:
+                    early = False  # it is younger than the epoch
+                except Unavailable as nothing:
+                    raise TimedOut(
+                        f"{len(nothing.cids)} blobs of the view came from nobody: the member at {address} is gone",
+                        unchanged="What came is kept; the next try goes on from there.",
+                        next_step="Name another member with --from, or try again.",
+                    ) from None
+            try:
+                party.get(view)
+            except NotFound:
+                if (standing := party.status.standing) in (REMOVED, REVOKED):
+                    raise Refused(
+                        f"nobody gives this device the view: {standing}",
+                        next_step="`echostore party why` says who did it. What was here before stays readable.",
+                    ) from None
+                time.sleep(LOOK_S)
+                continue
+            epoch = party.status.epoch
+            break
+        else:
+            raise TimedOut(
+                f"nothing of the view came in {PATIENCE_S:g} s, in an epoch that may be believed or beside one",
+                unchanged="What came of the party is kept.",
+                next_step="Connect to another member, or try again.",
+            )
+    with reading(options) as peer:
+        _show(output, find_item(peer, options, view), epoch=epoch)
+
+
+def _show_early(output: Output, view: str, epoch: int, records: "list[ItemRecord]") -> None:
+    top = records[0]
+    values = top.values()
+    fields = {
+        "item": item_text(top.item),
+        "inception_key": top.genesis.inception_key.hex(),
+        "view_class": values.get("view_class"),
+        "display_name": values.get("display_name"),
+        "locator": view,
+        "epoch": epoch,
+        "value": to_json(values),
+        "items": [item_text(record.item) for record in records],
+    }
+    lines = [f"{fields['view_class']}  {one_line(fields['display_name'])}", view]
+    lines += [f"{short(item_text(record.item))}  {record.genesis.type or record.genesis.model}" for record in records]
+    output.document(fields, [*lines, f"as of epoch {epoch}"])
 
 
 def _fields(view: Any) -> dict[str, Any]:

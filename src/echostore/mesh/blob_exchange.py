@@ -226,7 +226,10 @@ class BlobExchange:
 
     def receive(self, link: Link, frame: MeshFrame) -> None:
         assert isinstance(frame, Want | Have | Blob | Blobs)
-        party = link.party_of(frame.channel, strangers=not isinstance(frame, Want))
+        if isinstance(frame, Want):
+            party, _ = link.given_to(frame.channel, ())
+        else:
+            party = link.party_of(frame.channel, strangers=True)
         if party is None:
             return  # of a party that is not replicated with this device, or no longer
         if isinstance(frame, Want):
@@ -278,10 +281,11 @@ class BlobExchange:
             link.connection.send(Have(want.channel, (), want.cids))
             return
         if want.only_ask:
-            missing = self._peer.missing_blobs(party, want.cids)
-            absent = set(missing)
-            here = tuple(cid for cid in want.cids if cid not in absent)
-            link.connection.send(Have(want.channel, here, tuple(missing)))
+            _, allowed = link.given_to(want.channel, want.cids)
+            absent = set(self._peer.missing_blobs(party, allowed))
+            here = dict.fromkeys(cid for cid in allowed if cid not in absent)
+            missing = tuple(cid for cid in want.cids if cid not in here)
+            link.connection.send(Have(want.channel, tuple(here), missing))
             return
         queue = self._queues.setdefault(link, deque())
         if len(queue) + len(want.cids) > QUEUE_MAX:
@@ -324,8 +328,8 @@ class BlobExchange:
         some: list[Cid] = []
         while queue and len(some) < LOOK_BLOBS and (queue[0].channel, queue[0].packed) == (channel, packed):
             some.append(queue.popleft().cid)
-        party = link.party_of(channel)
-        found = self._peer.blobs_here(party, some, TURN_BYTES) if party is not None else {}
+        party, allowed = link.given_to(channel, some)
+        found = self._peer.blobs_here(party, allowed, TURN_BYTES) if party is not None and allowed else {}
         left = [cid for cid in dict.fromkeys(some) if cid not in found]
         if sum(map(len, found.values())) >= TURN_BYTES:
             queue.extendleft(_Order(channel, cid, packed) for cid in reversed(left))

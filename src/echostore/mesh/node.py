@@ -14,7 +14,7 @@ Lives in one asyncio loop. The peer behind it (`MeshPeer`) is called in the loop
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol
@@ -88,6 +88,10 @@ class MeshPeer(Protocol):
     def standing(self, party: PartyKey, device: DeviceKey) -> Standing: ...
     def departure(self, party: PartyKey, device: DeviceKey) -> list[FeedTip]:
         """Control feeds, each up to a head, that prove that a device was removed; empty when they don't."""
+        ...
+
+    def departure_blobs(self, party: PartyKey) -> Sequence[Cid]:
+        """Blobs that stand for control blocks which are here no more: a removed device may have these too."""
         ...
 
     def flow(self, device: DeviceKey) -> Flow: ...
@@ -250,6 +254,14 @@ class Link:
         """The party of a channel, for members only; or also for who is not known as one yet."""
         known = self.channels.get(channel)
         return known.party if known is not None and (known.for_member or (strangers and known.newcomer)) else None
+
+    def given_to(self, channel: Channel, cids: Sequence[Cid]) -> tuple[PartyKey | None, list[Cid]]:
+        """The party of a channel, and which blobs of it the device may have: a member all, a removed one its proof."""
+        known = self.channels.get(channel)
+        if known is None or known.newcomer:
+            return None, []
+        allowed = None if known.farewell is None else known.farewell.blobs
+        return known.party, [cid for cid in cids if allowed is None or cid in allowed]
 
     def channel_for(self, party: PartyKey, *, strangers: bool = False) -> Channel | None:
         for channel, known in self.channels.items():

@@ -91,7 +91,9 @@ class PartyChannel:
         self._timer: asyncio.TimerHandle | None = None
         self._parting: asyncio.TimerHandle | None = None
         port = link.node.peer.sync_port(party)
-        self.farewell = None if proof is None else FarewellPort(port, proof)
+        self.farewell = None
+        if proof is not None:
+            self.farewell = FarewellPort(port, proof, link.node.peer.departure_blobs(party))
         view: SyncPort = self.farewell or (NewcomerPort(port) if newcomer else port)
         # A newcomer is told no tips (it could not ask for them anyway) and may only bring.
         self._flow = Flow.DOWN if newcomer else Flow.UP if self.farewell else link.node.peer.flow(link.device)

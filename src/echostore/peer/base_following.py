@@ -48,8 +48,7 @@ class BaseFollower:
 def newest_final(runtime: "PartyRuntime") -> Epoch | None:
     """The newest epoch that names its number for good."""
     processor = runtime.processor
-    child = runtime.party if processor.parent is not None else None
-    return processor.membership.machine.epoch_tally(child).latest_final
+    return processor.membership.machine.epoch_tally(processor.child_key).latest_final
 
 
 def open_epoch(runtime: "PartyRuntime", epoch: Epoch) -> BaseEpoch | None:

@@ -10,11 +10,11 @@ The base is named durably first, in the FeedStore. Items that do not belong to i
 a crash between the two costs time and nothing else.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from echostore.kernel.errors import NotFound
-from echostore.kernel.ids import ItemId, item_from_text
+from echostore.kernel.errors import Corrupt, NotFound
+from echostore.kernel.ids import Cid, ItemId, item_from_text
 from echostore.kernel.order import DATA, FeedCursor
 from echostore.peer.base_install import base_cursors, install_items
 from echostore.peer.checkpoints import load_cursors, load_moves
@@ -28,16 +28,32 @@ if TYPE_CHECKING:
 
 
 def stand_on_stored(processor: "PartyProcessor") -> None:
-    """Take up the base that the FeedStore names; one of an older encoding is left where the history is whole."""
-    blobs = processor.blobs
-    if processor.base is None and blobs is not None:
+    """Take up the base that the FeedStore names; one that is lost or of an older encoding is left where it can be.
+
+    It can where the history is whole: everything is folded from that, and the next final epoch is stood on again.
+    """
+    if processor.base is None:
         try:
-            processor.base = load_base(processor.feeds.about, blobs.get, processor.factory)
-        except OldEncoding:
+            processor.base = load_base(processor.feeds.about, _blob_of(processor), processor.factory)
+        except (OldEncoding, NotFound, Corrupt) as error:
             if any(held.base for held in processor.feeds.feeds() if held.kind == DATA):
-                raise  # what lies below is nowhere else
+                if isinstance(error, OldEncoding):
+                    raise  # what lies below is nowhere else
+                raise Corrupt(
+                    f"the snapshot of the epoch that the party stands on is lost: {error.what}",
+                    next_step="Restore blobs.db of the party from a backup, or forget the party here and join it again.",
+                ) from error
     if processor.base is not None:
         processor.orderer.set_base(processor.order_cuts())
+
+
+def _blob_of(processor: "PartyProcessor") -> Callable[[Cid], bytes]:
+    blobs = processor.blobs
+
+    def missing(cid: Cid) -> bytes:
+        raise NotFound("there is no blobs.db")
+
+    return blobs.get if blobs is not None else missing
 
 
 def take_checkpoint(processor: "PartyProcessor") -> bool:
@@ -108,6 +124,7 @@ def install(processor: "PartyProcessor", base: BaseEpoch, declared: frozenset[st
     _rebase_feeds(processor, base)
     processor.base = base
     processor.orderer.set_base(processor.order_cuts())
+    before = {*items.scan("1", ()), *processor.state.dirty}  # what the epoch left out is gone for live queries too
     install_items(items, base, processor.factory, declared, _about(processor))
     processor.touches, processor.new_rejects = [], []
     for cursor in processor.orderer.cursors.values():
@@ -121,7 +138,7 @@ def install(processor: "PartyProcessor", base: BaseEpoch, declared: frozenset[st
         else:
             put_back(known, cursor)
             known.held = max(known.length, processor.held_length(DATA, known.key))
-    processor.state.changed.update(items.scan("1", ()))
+    processor.state.changed.update(before, items.scan("1", ()))
     processor.reader.forget()
     processor.orderer.restart()
     # The next own message names all of the base as processed.

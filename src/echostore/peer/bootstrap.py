@@ -35,9 +35,13 @@ from echostore.peer.base_standing import covers, install
 from echostore.peer.control_floor import brings_on, fetch_floor
 from echostore.peer.control_floor import stand_on as stand_on_floor
 from echostore.peer.control_standing import fold_whole, no_epoch
+from echostore.peer.older_epochs import back_to, first_known, is_older, record_of_older
 from echostore.peer.opening import WAITS_FOR_EPOCH
+from echostore.peer.parting import leave_branch, pinned_elsewhere
+from echostore.peer.status import REMOVED, REVOKED, standing_of
 from echostore.wire.base_epoch import FETCHING_KEY, BaseEpoch, BaseName
 from echostore.wire.cids import RAW, cid_of
+from echostore.wire.control_blobs import chunks_named
 from echostore.wire.epochs import cut_pages
 from echostore.wire.generated import snapshot_pb2 as pb
 from echostore.wire.items import move_chunks
@@ -81,8 +85,8 @@ Progress = Callable[[int, int], None]
 def believable(runtime: "PartyRuntime") -> Epoch | None:
     """The newest epoch that this peer, without its history, may start from."""
     machine = runtime.processor.membership.machine
-    child = runtime.party if runtime.processor.parent is not None else None
-    devices = sum(not device.revoked for device in machine.devices)
+    child = runtime.processor.child_key
+    devices = machine.member_devices
     policy = machine.epoch_policy
     for epoch in reversed(machine.epoch_tally(child).chain):
         if epoch.final or enough_to_join(epoch, policy, devices):
@@ -93,15 +97,17 @@ def believable(runtime: "PartyRuntime") -> Epoch | None:
 def control_settled(party: "Party") -> bool:
     """Whether control says that this device belongs here, and nobody has announced more of it."""
     with party.reading() as runtime:
-        processor = runtime.processor
-        if runtime.data is None or runtime.data.feed not in processor.admission.by_id:
+        if runtime.data is None or runtime.data.feed not in runtime.processor.admission.by_id:
             return False
+        parent = runtime.processor.parent
+        owner = party if parent is None else party.peer.party(parent.party)  # whose control feeds speak for it
+        processor = owner.runtime.processor
         for admitted in processor.admission.feeds:
             if admitted.kind != CONTROL:
                 continue
             cursor = processor.orderer.cursors.get(feed_id(admitted.feed))
             length = cursor.length if cursor is not None else 0
-            if length < party.known_length(admitted.feed) and (cursor is None or cursor.ended is None):
+            if length < owner.known_length(admitted.feed) and (cursor is None or cursor.ended is None):
                 return False
         return True
 
@@ -111,9 +117,10 @@ def control_settled(party: "Party") -> bool:
 
 def fetch_heads(blobs: "BlobStore", name: BaseName, fetch: Fetch) -> None:
     """Everything of an epoch but its items: enough to know where it ends and what is in it."""
-    fetch([name.snapshot, name.cut])
+    fetch([name.snapshot, name.cut] if name.cut else [name.snapshot])
     root = read_state_root(blobs.get(name.snapshot))
-    fetch([root.membership_root, root.tree, root.index_root, *cut_pages(blobs.get(name.cut))])
+    pages = cut_pages(blobs.get(name.cut)) if name.cut else []
+    fetch([root.membership_root, root.tree, root.index_root, *pages])
     fetch(move_chunks(blobs.get(root.tree)))
 
 
@@ -215,7 +222,7 @@ def bootstrap(party: "Party", epoch: Epoch, fetch: Fetch, progress: Progress = l
         runtime.feeds.set_about({FETCHING_KEY: b""})
         if base.root.party != runtime.party:
             raise Corrupt(f"epoch {name.number} names the state of another party")
-        return Outcome(name.number, stand_on(runtime, base), fetching_s)
+        return Outcome(name.number, leave_branch(party, epoch, base, stand_on), fetching_s)
 
 
 def stand_on(runtime: "PartyRuntime", base: BaseEpoch) -> str:
@@ -253,15 +260,16 @@ class Fetched:
 def fetch_epoch(party: "Party", number: int, fetch: Fetch, progress: Progress = lambda done, total: None) -> BaseEpoch:
     """Get one epoch's snapshot, whole: its moment can be read then (`party.as_of(number)`)."""
     with party.reading() as runtime:
-        child = runtime.party if runtime.processor.parent is not None else None
+        child = runtime.processor.child_key
         fold_whole(runtime.processor)
         epoch = runtime.processor.membership.machine.epoch_tally(child).accepted(number)
-    if epoch is None:
+        older = epoch is None and is_older(runtime, number)
+    if epoch is None and not older:
         raise no_epoch(runtime.processor, number)
     blobs = runtime.blobs
     assert blobs is not None
-    name = BaseName.of(epoch.genesis, epoch.hash)
     try:
+        name = BaseName.of(epoch.genesis, epoch.hash) if epoch is not None else _older_name(party, number, fetch)
         fetch_heads(blobs, name, fetch)
         fetch_tree(blobs, name, fetch, progress)
     except Unavailable as nothing:
@@ -271,6 +279,18 @@ def fetch_epoch(party: "Party", number: int, fetch: Fetch, progress: Progress = 
             next_step="Connect to a member that kept the epoch.",
         ) from None
     return BaseEpoch(name, blobs.get, runtime.processor.factory)
+
+
+def _older_name(party: "Party", number: int, fetch: Fetch) -> BaseName:
+    """The snapshot of an epoch below where control begins here, by the records of those above it."""
+    with party.reading() as runtime:
+        first, blobs = first_known(runtime), runtime.blobs
+    assert first is not None
+    assert blobs is not None
+    fetch([Cid(first.genesis.record)], back_to(number))
+    with party.reading():
+        record = record_of_older(runtime, number, blobs.get)
+    return BaseName(number, b"", record.snapshot, Cid(b""), discards=True)
 
 
 class EarlyReader:
@@ -354,6 +374,8 @@ class Bootstraps:
     def consider(self, party: "Party") -> None:
         """Called under the peer's lock, whenever control may have moved."""
         runtime = party.runtime
+        if not runtime.closed and not runtime.data_held and pinned_elsewhere(runtime) is not None:
+            self._start(party.key)
         if runtime.closed or not (runtime.data_held or party.key in self._risen) or not control_settled(party):
             return
         if not runtime.data_held:  # it slept: what it lacks of the data may be gone like the control messages were
@@ -375,6 +397,8 @@ class Bootstraps:
                 self._floors.setdefault(party.key, {})[evidence] = None
                 self._start(party.key)
             return
+        if standing_of(runtime) in (REMOVED, REVOKED):
+            return  # nobody gives it any more; what it has it keeps
         epoch = believable(runtime)
         if epoch is not None and (runtime.processor.base is None or runtime.processor.base.name.number < epoch.number):
             self._start(party.key)
@@ -454,14 +478,19 @@ class Bootstraps:
 
     def _one(self, party: "Party") -> None:
         with party.reading() as runtime:
-            epoch = believable(runtime)
+            pinned = pinned_elsewhere(runtime)
+            epoch = pinned or believable(runtime)
         if epoch is None:
             self._replay(party, "the party has no epoch that a newcomer may believe")
             return
         try:
             outcome = bootstrap(party, epoch, self.fetching(party.key))
         except (Unavailable, TimedOut, NotFound, Corrupt) as error:
-            self._replay(party, f"epoch {epoch.number} could not be had: {error}")
+            if pinned is None:
+                self._replay(party, f"epoch {epoch.number} could not be had: {error}")
+                return
+            # It stays on its branch until something comes again, and history is of no use.
+            _log.warning("the branch that an epoch chose could not be had", extra={"party": party.key.hex()})
             return
         self.outcomes[party.key] = outcome
         _log.info("a party starts from an epoch", extra={"party": party.key.hex(), "epoch": epoch.number})
@@ -498,7 +527,7 @@ class Bootstraps:
         assert blobs is not None
 
         def get(cid: Cid) -> bytes:
-            fetch([cid])
+            fetch([cid], chunks_named)
             return blobs.get(cid)
 
         floor = fetch_floor(evidence, runtime.processor, get)

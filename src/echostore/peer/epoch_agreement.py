@@ -128,11 +128,12 @@ class Agreement:
         runtime = self._party.runtime
         if runtime.closed or not runtime.may_write or runtime.in_batch or runtime.processor.paused:
             return False
-        return self._owner().runtime.control is not None and self._identity in self._electorate
+        return self._owner().runtime.control is not None and self._identity in self.electorate
 
     @property
-    def _electorate(self) -> frozenset[IdentityKey]:
-        return self._party.runtime.processor.membership.machine.electorate
+    def electorate(self) -> frozenset[IdentityKey]:
+        processor = self._party.runtime.processor
+        return processor.membership.machine.electorate_of(processor.child_key)
 
     def _owner(self) -> "Party":
         """The party whose control feeds speak of this one's epochs."""
@@ -145,9 +146,8 @@ class Agreement:
 
     @property
     def tally(self) -> Tally:
-        runtime = self._party.runtime
-        child = runtime.party if runtime.processor.parent is not None else None
-        return runtime.processor.membership.machine.epoch_tally(child)
+        processor = self._party.runtime.processor
+        return processor.membership.machine.epoch_tally(processor.child_key)
 
     def _next(self, done: set[bytes]) -> Judged | Epoch | None:
         """The next genesis to be judged, or what can be said of it at once."""
@@ -160,7 +160,7 @@ class Agreement:
         for epoch in tally.view(identity):
             if epoch.hash in done or epoch.number <= below or tally.disputed(epoch.hash, identity):
                 continue
-            if tally.objection(epoch.hash, identity, self._electorate) is None:
+            if tally.objection(epoch.hash, identity, self.electorate) is None:
                 return self._without_folding(self._party.runtime, epoch) or epoch
         return None
 
@@ -185,7 +185,7 @@ class Agreement:
         folded = self._fold(epoch)
         judged = self._compare(epoch, folded)
         with self._party.lock:
-            if not self._may_speak() or self.tally.objection(epoch.hash, self._identity, self._electorate) is not None:
+            if not self._may_speak() or self.tally.objection(epoch.hash, self._identity, self.electorate) is not None:
                 return self._said(epoch, Verdict.WAITS, "things changed meanwhile")
             if judged.verdict is Verdict.ATTESTED:
                 assert isinstance(folded, list), folded
@@ -262,11 +262,11 @@ class Agreement:
 
     def _bases(self, runtime: "PartyRuntime", epoch: Epoch) -> Iterator[BaseEpoch | None]:
         """Earlier epochs to fold from, the nearest first; then the beginning."""
-        assert runtime.blobs is not None
         standing = runtime.processor.base
         discarding = standing is not None and standing.name.discards
         before = next((each for each in self.tally.view(self._identity) if each.hash == epoch.genesis.previous), None)
-        if before is not None and not discarding and not before.genesis.discard_before_ms:
+        here = runtime.blobs is not None  # a reader of a home without blobs.db has none
+        if here and before is not None and not discarding and not before.genesis.discard_before_ms:
             nearest = _opened(runtime, before)
             if nearest is not None:
                 yield nearest
@@ -313,11 +313,13 @@ class Agreement:
     def _first_difference(self, epoch: Epoch, mine: Folded) -> str:
         """Where the declared snapshot and this peer's part, found through the trees."""
         blobs = self._party.runtime.blobs
-        assert blobs is not None
 
         def get(cid: Cid) -> bytes:
             found = mine.blobs.get(cid)
+            if found is None and blobs is None:
+                raise NotFound("there is no blobs.db")
             if found is None:
+                assert blobs is not None
                 self._fetch(cid)
                 found = blobs.get(cid)
             return found
@@ -389,7 +391,7 @@ class Agreement:
     def latest_accepted(self) -> AcceptedEpoch | None:
         machine = self._party.runtime.processor.membership.machine
         tally, identity = self.tally, self._identity
-        devices = sum(1 for device in machine.devices if not device.revoked)
+        devices = machine.member_devices
         for epoch in reversed(tally.view(identity)):
             own = tally.voted(epoch.number, identity) == epoch.hash
             if own or epoch.final or enough_to_join(epoch, machine.epoch_policy, devices):

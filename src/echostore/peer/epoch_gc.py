@@ -19,15 +19,17 @@ from typing import TYPE_CHECKING, Final
 
 from google.protobuf.message import DecodeError
 
-from echostore.kernel.errors import NotFound
+from echostore.kernel.errors import Corrupt, NotFound
 from echostore.kernel.ids import Cid, feed_id
 from echostore.kernel.order import DATA
 from echostore.kernel.party.epoch_chain import Epoch, truncatable
 from echostore.kernel.values import BlobRef, Value
 from echostore.peer.base_following import open_epoch
 from echostore.peer.control_floor import Floor, kept_blobs, plan_floor, rise_to
+from echostore.peer.older_epochs import kept_records
 from echostore.peer.snapshots import take_snapshot
 from echostore.wire.cids import PROTOBUF, RAW, cid_codec, cid_from_text, is_cid
+from echostore.wire.control_blobs import chunks_named
 from echostore.wire.epochs import FeedCut, cut_pages, read_cut
 from echostore.wire.generated import snapshot_pb2 as pb
 from echostore.wire.items import move_chunks
@@ -164,7 +166,7 @@ def _truncation(runtime: "PartyRuntime") -> _Truncation:
 
 
 def _chain(runtime: "PartyRuntime") -> list[Epoch]:
-    child = runtime.party if runtime.processor.parent is not None else None
+    child = runtime.processor.child_key
     return runtime.processor.membership.machine.epoch_tally(child).chain
 
 
@@ -202,12 +204,12 @@ def _doomed(runtime: "PartyRuntime", found: _Truncation) -> Iterator[Cid]:
     blobs = runtime.blobs
     assert blobs is not None
     kept = _kept(runtime)
-    kept.update(found.control.blobs if found.control is not None else kept_blobs(runtime.processor))
+    kept.update(found.control.blobs if found.control is not None else kept_blobs(runtime.processor, blobs))
     listed = [cid for cid, _ in blobs.list() if cid not in kept]
     raw: set[Cid] = set()
     for cid in listed:
         if cid_codec(cid) == PROTOBUF:
-            raw.update(chunk for chunk in _chunks_in(blobs.get(cid)) if cid_codec(chunk) == RAW)
+            raw.update(chunk for chunk in _chunks_in(cid, blobs.get(cid)) if cid_codec(chunk) == RAW)
             yield cid
     raw -= kept
     if raw:
@@ -223,6 +225,7 @@ def _kept(runtime: "PartyRuntime") -> set[Cid]:
     kept.update(live.reader().reachable())
     kept.update(_roots(blobs.get, live.root.membership_root, live.root.tree))
     kept.add(cid_from_text(live.cid))
+    kept.update(kept_records(runtime))
     base = runtime.processor.base
     first = base.name.number if base is not None else 1
     for epoch in _chain(runtime):
@@ -244,12 +247,15 @@ def _roots(get: Callable[[Cid], bytes], membership: Cid, tree: Cid) -> set[Cid]:
     return {membership, tree, *move_chunks(get(tree))}
 
 
-def _chunks_in(data: bytes) -> Iterable[Cid]:
-    """The chunks that a page names; nothing for any other blob."""
+def _chunks_in(cid: Cid, data: bytes) -> Iterable[Cid]:
+    """The chunks that a page or the head of a large control state names; nothing for any other blob."""
     try:
         node = pb.TreeNode.FromString(data)
-    except DecodeError:
+        of_control = chunks_named(cid, data)
+    except (DecodeError, Corrupt):
         return []
+    if of_control:
+        return of_control
     named = [cid for item in node.items for cid in item.state_cids]
     named += [cid for item in node.large_items for cid in item.cids]
     return [Cid(cid) for cid in named if is_cid(cid)]

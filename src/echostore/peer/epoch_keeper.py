@@ -212,8 +212,10 @@ class EpochKeeper:
 
 
 def eligible_devices(party: "Party", policy: EpochPolicy) -> list[DeviceKey]:
-    """The unrevoked devices that may declare an epoch."""
-    machine = party.runtime.processor.membership.machine
+    """The unrevoked devices that may declare an epoch; of a child party, those that take part in it."""
+    processor = party.runtime.processor
+    machine = processor.membership.machine
+    entered = {admitted.device for admitted in processor.admission.feeds}
     needed = {ADMINS: Role.ADMIN, ELECT: Role.EDITOR}.get(policy.declarers)
     found = []
     for member in machine.members:
@@ -221,6 +223,7 @@ def eligible_devices(party: "Party", policy: EpochPolicy) -> list[DeviceKey]:
             continue
         for device in member.devices:
             named = policy.names(member.identity, device.device)
-            if not device.revoked and (named if needed is None else member.role >= needed):
+            absent = processor.parent is not None and device.device not in entered
+            if not device.revoked and not absent and (named if needed is None else member.role >= needed):
                 found.append(device.device)
     return found

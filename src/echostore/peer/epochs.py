@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from echostore.kernel.errors import Corrupt, NotFound, Refused, UsageError
 from echostore.kernel.ids import Cid, IdentityKey
-from echostore.kernel.party.credentials import EpochDispute, EpochGenesis, TimeframeEntry
+from echostore.kernel.party.credentials import ChildParty, EpochDispute, EpochGenesis, TimeframeEntry
 from echostore.kernel.party.epoch_chain import Epoch, Tally, follows
 from echostore.kernel.party.epoch_policy import EpochPolicy
 from echostore.kernel.snapshot import StateRoot
@@ -66,16 +66,9 @@ class Epochs:
 
     def all(self) -> list[EpochView]:
         """The chain, by number from 1 on."""
-        names = {member.identity: member.name for member in self._party.members.all()}
         with self._party.reading() as runtime:
             fold_whole(runtime.processor)
-            tally = self.tally
-            identity = self._identity
-            judged = self._party.peer.meta.setting(JUDGED_SETTING, {}, party=runtime.party)
-            return [
-                self._view(epoch, names.get(epoch.declarer, ""), _standing(tally, epoch, identity, judged))
-                for epoch in tally.chain
-            ]
+            return self._views(self.tally.chain)
 
     @property
     def tally(self) -> Tally:
@@ -135,16 +128,28 @@ class Epochs:
         return self._party.peer.opener.identity_in(self._owner())
 
     def zero(self) -> dict[str, Any]:
-        """Epoch 0: the party's genesis, which every chain begins with and which holds no blocks."""
+        """Epoch 0: the party's genesis, which every chain begins with and which holds no blocks.
+
+        Of a child party: the credential that made it.
+        """
         with self._party.reading() as runtime:
-            genesis = runtime.processor.membership.machine.genesis
+            machine = runtime.processor.membership.machine
+            genesis = machine.genesis
             if genesis is None:
                 raise NotFound("the party's genesis is not here yet", next_step="Connect to another member.")
+            claims = [event.claim for event in sorted(machine.events, key=lambda event: event.stamp)]
+            made = [
+                claim
+                for claim in claims
+                if claim is not None
+                and isinstance(claim.assertion, ChildParty)
+                and claim.assertion.child == runtime.processor.child_key
+            ]
             return {
                 "number": 0,
                 "party": runtime.party.hex(),
-                "declarer": self.names([genesis.identity])[0],
-                "created_ms": genesis.created_ms,
+                "declarer": self.names([made[0].issuer if made else genesis.identity])[0],
+                "created_ms": made[0].issued_ms if made else genesis.created_ms,
                 "items": 0,
                 "blocks": 0,
                 "final": True,
@@ -154,6 +159,14 @@ class Epochs:
         """What people call these identities, in the order of their names."""
         known = {member.identity: member.name for member in self._party.members.all()}
         return sorted(known.get(identity, "") or identity.hex()[:8] for identity in identities)
+
+    def previous_snapshot(self, epoch: Epoch) -> str | None:
+        """The CID of the snapshot before an epoch's, the way back; None of the first, or where its record is not here."""
+        try:
+            before = self.record(epoch).previous_snapshot
+        except (NotFound, Corrupt):
+            return None  # what is not here tells nothing here
+        return cid_text(before) if before is not None else None
 
     def disputes(self, epoch: Epoch) -> list[dict[str, str]]:
         """Who disputes an epoch, and why."""
@@ -357,7 +370,7 @@ class Epochs:
             models=tuple((each.model, each.version) for each in root.models),
             discard_before_ms=discard_before_ms or (before.genesis.discard_before_ms if before else 0),
             created_ms=runtime.now_ms(),
-            child=runtime.party if processor.parent is not None else None,
+            child=processor.child_key,
             control=control.to_name,
         )
         if not follows(genesis, before, processor.membership.machine.ended_feeds):
@@ -366,7 +379,7 @@ class Epochs:
                 f"this peer has not all that epoch {before.genesis.number} holds",
                 next_step="Connect to another member, and try again.",
             )
-        fear = self.tally.fear(genesis, known, self._identity, processor.membership.machine.electorate)
+        fear = self.tally.fear(genesis, known, self._identity, self.agreement.electorate)
         if fear is not None:
             raise Refused(f"no epoch now: {fear}", next_step="Connect to other members, and try again.")
         data = encode_epoch_record(record_of(genesis, runtime.party, before.genesis if before else None))
@@ -376,7 +389,8 @@ class Epochs:
         runtime.blobs.put_many({each: blobs[each] for each in runtime.blobs.missing(blobs)})
         owner.members.issue_claim(genesis)
         self.agreement.keep_latest()
-        return next(view for view in reversed(self.all()) if view.number <= genesis.number)
+        declared = next(epoch for epoch in reversed(self.tally.chain) if epoch.number <= genesis.number)
+        return self._views([declared])[0]
 
     def _owner(self) -> "Party":
         """The party whose control feeds speak of this one's epochs."""
@@ -388,6 +402,15 @@ class Epochs:
         positions = processor.control_timeframe.entries.items()
         entries = (TimeframeEntry(processor.feed_key(feed), at.seq, at.link) for feed, at in positions)
         return tuple(sorted(entries, key=lambda entry: entry.feed))
+
+    def _views(self, epochs: Iterable[Epoch]) -> list[EpochView]:
+        names = {member.identity: member.name for member in self._party.members.all()}
+        judged = self._party.peer.meta.setting(JUDGED_SETTING, {}, party=self._party.key)
+        tally, identity = self.tally, self._identity
+        return [
+            self._view(epoch, names.get(epoch.declarer, ""), _standing(tally, epoch, identity, judged))
+            for epoch in epochs
+        ]
 
     def _view(self, epoch: Epoch, name: str, standing: str) -> EpochView:
         genesis = epoch.genesis

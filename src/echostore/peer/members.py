@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 from echostore.kernel.errors import NotFound, Refused, UsageError
-from echostore.kernel.ids import KEY_BYTES, DeviceKey, FeedId, FeedKey, IdentityKey
-from echostore.kernel.order import CONTROL
+from echostore.kernel.ids import KEY_BYTES, DeviceKey, FeedId, FeedKey, IdentityKey, PartyKey, feed_id
+from echostore.kernel.order import DATA
 from echostore.kernel.party.credentials import (
     AdoptLocal,
     Assertion,
@@ -25,12 +25,15 @@ from echostore.kernel.party.credentials import (
 from echostore.kernel.party.machine import Rejection
 from echostore.peer.control_standing import fold_whole
 from echostore.peer.identity import JoinRequest, Welcome, check_title, read_chain
+from echostore.store.feed_store import FeedStore
+from echostore.store.meta_store import PartyState
 from echostore.wire.credentials import device_vouched, with_adoption_proof
 from echostore.wire.generated import credential_pb2
 from echostore.wire.signing import SigningKey
 
 if TYPE_CHECKING:
     from echostore.peer.party import Party
+    from echostore.peer.runtime import PartyRuntime
 
 ROLES = {role.label: role for role in Role}
 
@@ -127,13 +130,16 @@ class Members:
         self._issue([self._sign(MemberRemove(IdentityKey(member), self._bounds(member)))])
 
     def revoke_device(self, identity: bytes, device: bytes) -> None:
-        cut = tuple(bound for bound in self._bounds(identity) if self._device_of(bound.feed) == device)
+        cut = self._bounds(identity, device)
         self._issue([self._sign(DeviceRevoke(IdentityKey(identity), DeviceKey(device), cut))])
 
     def retire_feed(self, feed: bytes) -> None:
-        """Let a feed end where it stands on this peer."""
+        """Let a feed of this party, or of a light-weight one below it, end where it stands on this peer."""
         with self._party.reading() as runtime:
-            length = runtime.feeds.length(FeedKey(feed))
+            machine, name = runtime.processor.membership.machine, feed_id(FeedKey(feed))
+            child = next((key for key, _ in machine.children if name in machine.admission(key).by_id), None)
+            below = self._seen(child).get(name, (0, b"")) if child is not None else None
+            length = runtime.feeds.length(FeedKey(feed)) if below is None else below[0]
         self._issue([self._sign(FeedRetire(FeedKey(feed), length))])
 
     def new_group(self, name: str, role: str, members: list[bytes]) -> bytes:
@@ -190,7 +196,7 @@ class Members:
         with self._party.writing() as runtime:
             root = runtime if runtime.control is not None else None
             if root is None:
-                raise Refused("this device has no control feed in the party")
+                raise self._no_control(runtime)
             machine = runtime.processor.membership.machine
             seq = root.control.cursor.length if root.control else 0
             self._check_role()
@@ -203,6 +209,14 @@ class Members:
                         unchanged="Membership is as it was.",
                         next_step="`echostore party why KEY` shows the chain.",
                     )
+
+    def _no_control(self, runtime: "PartyRuntime") -> Refused:
+        if runtime.processor.parent is None:
+            return Refused("this device has no control feed in the party")
+        return Refused(
+            "a light-weight party has the members and the policy of the party above it",
+            next_step=f"Do it in party {runtime.processor.parent.party.hex()[:8]}; it holds here too.",
+        )
 
     def _check_role(self) -> None:
         runtime = self._party.runtime
@@ -221,26 +235,59 @@ class Members:
             raise UsageError(f"{role!r} is not a role", next_step=f"Roles are {', '.join(ROLES)}.")
         return ROLES[role]
 
-    def _bounds(self, member: bytes) -> tuple[FeedBound, ...]:
-        """How much of a member's feeds this peer has processed."""
-        with self._party.reading() as runtime:
-            processor = runtime.processor
-            groups = {
-                bytes(identity)
-                for group in processor.membership.machine.groups
-                if group.group == member
-                for identity in group.members
-            }
-            found = []
-            for feed, cursor in sorted(processor.orderer.cursors.items()):
-                admitted = processor.admission.by_id.get(feed)
-                if admitted is None or cursor.kind == CONTROL:
-                    continue
-                if bytes(admitted.identity) == member or bytes(admitted.identity) in groups:
-                    link = cursor.link if cursor.length else b""
-                    found.append(FeedBound(feed, cursor.length, link))
-            return tuple(found)
+    def unseen_children(self, member: bytes) -> list[str]:
+        """Titles of the light-weight parties in which a member has a feed and that are not on this peer.
 
-    def _device_of(self, feed: FeedId) -> bytes:
-        admitted = self._party.runtime.processor.admission.by_id.get(feed)
-        return admitted.device if admitted else b""
+        What they wrote there can't be named by who removes them, or changes their role, from here: it leaves the state.
+        """
+        with self._party.reading() as runtime:
+            machine = runtime.processor.membership.machine
+            here = {known.key for known in self._party.peer.parties()}
+            subjects = self._subjects(member)
+            return [
+                title
+                for child, title in machine.children
+                if child not in here and any(each.identity in subjects for each in machine.admission(child).feeds)
+            ]
+
+    def _subjects(self, member: bytes) -> set[bytes]:
+        """A member, or all members of a group."""
+        groups = self._party.runtime.processor.membership.machine.groups
+        return {member, *(identity for group in groups if group.group == member for identity in group.members)}
+
+    def _bounds(self, member: bytes, device: bytes | None = None) -> tuple[FeedBound, ...]:
+        """How much of a member's feeds this peer has, in the party and in its light-weight parties.
+
+        A feed that is not named does not count at all, beyond what an epoch with a quorum contains.
+        """
+        with self._party.reading() as runtime:
+            machine = runtime.processor.membership.machine
+            subjects = self._subjects(member)
+            found = []
+            for child in (None, *(key for key, _ in machine.children)):
+                seen = self._seen(child)
+                found += [
+                    FeedBound(feed, *seen[feed])
+                    for feed, admitted in machine.admission(child).by_id.items()
+                    if feed in seen and admitted.identity in subjects and device in (None, admitted.device)
+                ]
+            return tuple(sorted(found, key=lambda bound: bound.feed))
+
+    def _seen(self, child: PartyKey | None) -> dict[FeedId, tuple[int, bytes]]:
+        """Length and last link of the data feeds of this party, or of a light-weight one below it, as far as it is here."""
+        peer = self._party.peer
+        known = None if child is None else next((each for each in peer.parties() if each.key == child), None)
+        if child is not None and known is None:
+            return {}
+        if known is not None and known.state is PartyState.CLOSED:
+            with FeedStore(peer.home.party(known.key).feeds, known.key, writable=False) as feeds:
+                return {
+                    feed_id(held.key): (held.length, held.last_link if held.length else b"") for held in feeds.feeds()
+                }
+        party = self._party if known is None else peer.party(known.key)
+        cursors = party.runtime.processor.orderer.cursors
+        return {
+            feed: (cursor.length, cursor.link if cursor.length else b"")
+            for feed, cursor in cursors.items()
+            if cursor.kind == DATA
+        }

@@ -29,6 +29,7 @@ from echostore.mesh.policy import Flow
 from echostore.peer.addresses import Addresses
 from echostore.peer.bootstrap import Bootstraps
 from echostore.peer.coherence_roots import RootLines
+from echostore.peer.control_floor import kept_blobs
 from echostore.peer.inviting import Inviting
 from echostore.peer.own_devices import OwnDevices
 from echostore.peer.progress import PartyProgress, party_progress
@@ -346,13 +347,25 @@ class Network:
     def departure(self, party: PartyKey, device: DeviceKey) -> list[FeedTip]:
         with self._peer.lock:
             processor = self._peer.party(party).runtime.processor
-            feeds, found = processor.feeds_of(CONTROL), []
+            if processor.parent is not None:
+                return []  # a child party has no control feeds: its parent tells
+            feeds, found = processor.feeds, []
             for feed, length in processor.membership.machine.departure(device).items():
                 cursor = processor.orderer.cursors.get(feed)
-                head = feeds.head_covering(cursor.key, length - 1) if cursor and feeds.has_feed(cursor.key) else None
-                if cursor is not None and head is not None:
+                if cursor is None or not feeds.has_feed(cursor.key):
+                    continue
+                begins = feeds.feed(cursor.key).base
+                last = feeds.link_at(cursor.key, begins - 1) if length <= begins else None
+                if last is not None:  # the control state stands for it
+                    found.append(FeedTip(cursor.key, CONTROL, Tip(begins, last)))
+                elif (head := feeds.head_covering(cursor.key, length - 1)) is not None:
                     found.append(FeedTip(cursor.key, CONTROL, Tip(head.length, head.link)))
             return found
+
+    def departure_blobs(self, party: PartyKey) -> Sequence[Cid]:
+        with self._peer.lock:
+            runtime = self._peer.party(party).runtime
+            return [] if runtime.blobs is None else kept_blobs(runtime.processor, runtime.blobs)
 
     def flow(self, device: DeviceKey) -> Flow:
         return self._flows.get(device, Flow.BOTH)

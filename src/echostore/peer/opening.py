@@ -119,7 +119,9 @@ class PartyOpener:
         titles = dict(parent.child_parties())
         if child not in titles:
             raise NotFound(f"no light-weight party {child.hex()[:8]} below {parent.title!r}")
-        return self._join_child(parent, child, titles[child], [])
+        party = self._join_child(parent, child, titles[child], [])
+        self._hold_data(party.runtime)
+        return party
 
     def _join_child(
         self, parent: Party, child: PartyKey, title: str, credentials: list[credential_pb2.Credential]

@@ -115,6 +115,8 @@ class PartyProcessor:
         self.base: BaseEpoch | None = None
         """The epoch that the state is folded from; None: from the beginning."""
         self.parent = parent
+        self.child_key: PartyKey | None = party if parent is not None else None
+        """By which key the parent's control feeds speak of this party; None: it has control feeds of its own."""
         self.membership: Membership = parent.membership if parent else Membership(party)
         self.reader = BlockReader(feeds)
         self.orderer = Orderer(fetch=self.reader.fetch, lookup=self._lookup)
@@ -194,6 +196,8 @@ class PartyProcessor:
             if mirror is None:
                 mirror = FeedCursor(cursor.key, CONTROL)
                 self.orderer.add(mirror)
+            if mirror.length != cursor.length:
+                self._moved.add(feed)
             mirror.length = mirror.held = cursor.length
             mirror.link, mirror.depth = cursor.link, cursor.depth
             mirror.marks_start, mirror.marks = cursor.marks_start, cursor.marks
@@ -231,7 +235,7 @@ class PartyProcessor:
             end_seq = branch.start_seq + len(branch.blocks)
             if number in known:
                 known[number].held = end_seq
-            else:
+            elif branch.start_seq >= self.feeds.feed(main.key).base:  # what parts below can't be followed any more
                 begun = self.control_floor.get(main.id)  # what lies below may be gone
                 other = cursor_at(main.key, main.kind, begun)
                 other.branch, other.held = number, end_seq
@@ -242,7 +246,7 @@ class PartyProcessor:
     @property
     def admission(self) -> Admission:
         if self._admission is None:
-            self._admission = self.membership.admission(self.party if self.parent else None)
+            self._admission = self.membership.admission(self.child_key)
         return self._admission
 
     @property
@@ -335,6 +339,7 @@ class PartyProcessor:
         if main is None or self.paused:
             return
         self.follow_branches(main)
+        self._moved.add(feed)
         self.advance([feed])
 
     def advance(self, feeds: Iterable[FeedId]) -> None:
@@ -566,18 +571,12 @@ class PartyProcessor:
     def system_item(self) -> ItemId | None:
         """The party's system item: the first item of the genesis data feed."""
         if self.parent is not None:
-            return self._child_system_item()
+            # It has no genesis of its own: the earliest item that was made as one.
+            made = map(self.state.record, (created_item_id(feed, 0, 0) for feed in self.admission.by_id))
+            found = [(each.genesis.depth, each.item) for each in made if each and each.genesis.type == SYSTEM_TYPE]
+            return min(found)[1] if found else None
         genesis = self.membership.machine.genesis
         return created_item_id(feed_id(genesis.data_feed), 0, 0) if genesis else None
-
-    def _child_system_item(self) -> ItemId | None:
-        """A child party has no genesis of its own: the earliest item that was made as one."""
-        found = []
-        for feed in self.admission.by_id:
-            record = self.state.record(created_item_id(feed, 0, 0))
-            if record is not None and record.genesis.type == SYSTEM_TYPE:
-                found.append((record.genesis.depth, record.item))
-        return min(found)[1] if found else None
 
     def operations_at(self, feed: FeedId, seq: int) -> list[ItemOperation]:
         return self.operations(feed, seq, self.envelope(feed, seq).body)

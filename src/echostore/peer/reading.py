@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 
+from echostore.kernel.errors import NotFound
 from echostore.kernel.ids import FeedId, Link
 from echostore.kernel.order import FeedCursor, Held, Mark
 from echostore.kernel.reasons import Reason
@@ -72,7 +73,10 @@ class BlockReader:
             link, payload = self._branch_block(cursor, seq)
             return deque([(seq, link, payload)])
         blocks = self._feeds.read(cursor.key, seq, min(cursor.held, seq + READ_AHEAD_BLOCKS))
-        return deque((block.seq, block.link, block.payload) for block in blocks)
+        ahead = deque((block.seq, block.link, block.payload) for block in blocks)
+        if not ahead or ahead[0][0] != seq:
+            raise NotFound(f"Block {seq} of feed {cursor.key.hex()} is not held; its feed begins later here.")
+        return ahead
 
     def _branch_block(self, cursor: FeedCursor, seq: int) -> tuple[Link, bytes]:
         branch = self._feeds.branches(cursor.key)[cursor.branch - 1]

@@ -127,9 +127,15 @@ def rebase_retired(party: "Party") -> Rebased | None:
             (seq, runtime.processor.operations_at(own.feed, seq))
             for seq in range(max(end, held.base), own.cursor.length)
         ]
-        party.peer.opener.open_data_feed(party)
-        runtime.reissues.feed_changed()
-        return _Rebase(runtime, own.feed).write(kept)
+        return write_again(party, own.feed, kept)
+
+
+def write_again(party: "Party", old: FeedId, kept: list[tuple[int, list[ItemOperation]]]) -> Rebased:
+    """Write operations of an own feed that goes no further again, on a new one."""
+    runtime = party.runtime
+    party.peer.opener.open_data_feed(party)
+    runtime.reissues.feed_changed()
+    return _Rebase(runtime, old).write(kept)
 
 
 class _Rebase:

@@ -31,6 +31,8 @@ class FeedStatus:
     """Whether more of it comes than its quota: then it is taken when nobody else waits."""
     slowed: int = 0
     """Blocks of it that stood behind those of others, since the start of this process."""
+    start: int = 0
+    """Blocks before this one are not on disk: the epoch that this peer stands on holds what they said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,10 @@ class PartyStatus:
     failure: str
     standing: str
     """What this device is in the party: its member's role, or why it is in it no more. Empty: not admitted yet."""
+    epoch: int | None = None
+    """The epoch that this peer stands on; None: it has folded all messages."""
+    began: str = ""
+    """How this device came by the party's past, if this process saw it: from an epoch, or by replaying history, and why."""
 
 
 REMOVED = "the member was removed"
@@ -95,6 +101,7 @@ def party_status(party: "Party") -> PartyStatus:
                     others=tuple(party.elsewhere(held.key)),
                     over_quota=quota is not None and quota.over,
                     slowed=quota.slowed if quota is not None else 0,
+                    start=held.base,
                 )
             )
             if held.own:
@@ -126,7 +133,18 @@ def party_status(party: "Party") -> PartyStatus:
             writable=runtime.writable,
             failure=str(runtime.failure or ""),
             standing=standing_of(runtime),
+            epoch=processor.base.name.number if processor.base is not None else None,
+            began=_began(party),
         )
+
+
+def _began(party: "Party") -> str:
+    outcome = party.peer.network.bootstraps.outcomes.get(party.key) if party.peer.on_network else None
+    if outcome is None:
+        return ""
+    if outcome.epoch is None:
+        return f"from its whole history: {outcome.why}"
+    return f"from epoch {outcome.epoch}: {outcome.why}"
 
 
 def _feed_text(processor: "PartyProcessor", feed: FeedId) -> str:

@@ -43,8 +43,14 @@ def _check_branches(runtime: "PartyRuntime", positions: Mapping[FeedId, Position
         cursor = orderer.cursors.get(feed)
         if cursor is None or not runtime.feeds.has_feed(cursor.key):
             continue  # what is not here yet comes later
-        known = runtime.feeds.feed(cursor.key).base - 1 <= at.seq < cursor.length
-        if known and not orderer.mark(feed, at.seq).link.startswith(at.link[:16]):
+        beginning = runtime.feeds.feed(cursor.key).base
+        if not beginning - 1 <= at.seq < cursor.length:
+            continue
+        if at.seq == beginning - 1:
+            here = runtime.feeds.link_at(cursor.key, at.seq)  # the block is gone, its link is kept
+        else:
+            here = orderer.mark(feed, at.seq).link
+        if here is None or not here.startswith(at.link[:16]):
             raise UsageError(
                 f"the anchor names another branch of feed {feed.hex()}",
                 next_step="Open a stream without an anchor, and take its messages again.",

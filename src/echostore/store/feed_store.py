@@ -317,10 +317,11 @@ class FeedStore:
         return [proof for proof in proofs if proof is not None]
 
     def fork_of(self, feed_key: FeedKey) -> ForkProof | None:
-        """The proof of the earliest fork; None without one, or while a quarantined feed does not reach up to it."""
+        """The proof of the earliest fork; None without one, while a quarantined feed does not reach up to it, or where the
+        feed begins later: an epoch has chosen a branch there."""
         held = self._need(feed_key)
         seq = self._evidence.first_seq(held.row.no)
-        return None if seq is None or seq >= held.length else self._proof(held)
+        return None if seq is None or not held.row.base <= seq < held.length else self._proof(held)
 
     def branches(self, feed_key: FeedKey) -> list[Branch]:
         """The branches kept beside the held one, in the order in which they came; payloads are read when asked for."""

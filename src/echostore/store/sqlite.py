@@ -20,7 +20,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -85,6 +85,8 @@ def connect_file(path: Path, writable: bool) -> Connection:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, PRIVATE_FILE))
     elif path.is_symlink() or not path.is_file():
         raise NotFound(f"There is no {path}.")
+    elif path.with_name(path.name + "-journal").exists():
+        _roll_back(path)
     mode = "rw" if writable else "ro&immutable=1" if never_changes(path) else "ro"
     connection = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode={mode}",
@@ -97,6 +99,18 @@ def connect_file(path: Path, writable: bool) -> Connection:
     # stores notice and place, and not as an error that hides the row.
     connection.text_factory = _lenient_text
     return connection
+
+
+def _roll_back(path: Path) -> None:
+    """Undo what a writer left behind that was killed while it wrote the whole file anew: a mere reader may not.
+
+    SQLite does so when it reads the file, unless the writer lives. Where it can't, the opening that follows says why.
+    """
+    if not os.access(path, os.W_OK):
+        return
+    uri = f"{path.absolute().as_uri()}?mode=rw"
+    with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_MS / 1000)) as writer, suppress(sqlite3.Error):
+        writer.execute("SELECT count(*) FROM sqlite_schema").fetchone()
 
 
 def connect_memory(path: Path, writable: bool) -> Connection:
@@ -252,14 +266,19 @@ class Database:
         try:
             if self.rows("PRAGMA journal_mode = DELETE") != [("delete",)]:
                 return False
-            self.rows(f"PRAGMA page_size = {wanted}")
-            self.rows("VACUUM")
+            self._write_anew(wanted)
+            if wanted == SMALL_PAGE_BYTES and self._pragma("page_count") * wanted > (pages - free) * size:
+                self._write_anew(size)  # rows too long for a small page take whole pages of their own
             return True
         except Locked:
             return False
         finally:
             self.rows(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
             self._keep_log()
+
+    def _write_anew(self, page_bytes: int) -> None:
+        self.rows(f"PRAGMA page_size = {page_bytes}")
+        self.rows("VACUUM")
 
     def _keep_log(self) -> None:
         """Writers append to a log; it goes into the file by and by."""

@@ -1,0 +1,93 @@
+"""`view open LOCATOR --from ADDRESS`: whatever is wrong is told in one line, with a status of its own (DESIGN 6, 13)."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import echostore
+from cli_process import Cli
+from echostore.mesh.blob_exchange import Unavailable
+from echostore.peer import bootstrap
+from echostore.peer.bootstrap import Bootstraps
+from echostore.peer.epochs import Epochs
+from echostore.peer.peer import Peer
+from network_peers import address, peers
+
+
+@pytest.fixture(autouse=True)
+def patient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ECHOSTORE_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(bootstrap, "PATIENCE_S", 60.0)
+
+
+class Away:
+    """Ann has a view in an epoch; bob's device was admitted, and has nothing of it."""
+
+    def __init__(self, folder: Path, ann: Peer) -> None:
+        self.ann, self.trip = ann, ann.create_party("Trip")
+        ann.view_classes.register("planner")
+        self.view = self.trip.create_view("planner", "Plan")
+        self.trip.create(type="task", parent=self.view)
+        Epochs(self.trip).create()
+        with echostore.open(folder / "bob", name="bob", background=False) as bob:
+            self.identity = bob.identity
+            bob.enter(self.trip.members.admit(bob.request_join(self.trip.key)))
+        self.echo = Cli(folder / "bob", folder / "state")
+
+    def open(self, locator: str) -> tuple[int, str]:
+        ran = self.echo("view", "open", locator, "--from", address(self.ann))
+        assert ran.err.strip().count("\n") == 0, ran.err
+        return ran.status, ran.err
+
+
+@pytest.fixture
+def away(tmp_path: Path) -> Iterator[Away]:
+    with peers(tmp_path, "ann") as (ann,):
+        yield Away(tmp_path, ann)
+
+
+def test_it_is_read_from_the_epoch(away: Away) -> None:
+    shown = away.echo("view", "open", away.view.locator, "--from", address(away.ann), "--json").ok().json()
+    assert (shown["display_name"], shown["epoch"], len(shown["items"])) == ("Plan", 1, 2)
+
+
+def test_a_locator_that_is_none_or_of_another_party(away: Away) -> None:
+    item = away.view.locator.rsplit("/", 1)[1]
+    for wrong in ("echo://", "@Plan", away.view.locator[:-1], away.view.locator + "/x"):
+        assert away.open(wrong)[0] == 2, wrong
+    status, said = away.open(f"echo://{'ab' * 32}/{item}")
+    assert (status, "in no party abababab" in said, "ticket" in said) == (3, True, True)
+
+
+def test_a_view_that_is_nowhere(away: Away, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "PATIENCE_S", 1.0)
+    key = away.trip.key.hex()
+    for name in ("11" * 16, "22" * 32):
+        status, said = away.open(f"echo://{key}/{name}")
+        assert (status, said.startswith("error[E-TIMEOUT]")) == (5, True), said
+
+
+def test_a_device_that_was_removed(away: Away) -> None:
+    assert away.open(away.view.locator)[0] == 0
+    away.trip.members.remove(away.identity)
+    later = away.trip.create_view("planner", "Later")
+    status, said = away.open(later.locator)
+    assert (status, "the member was removed" in said) == (4, True), said
+
+
+def test_a_member_that_vanishes_midway(away: Away, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetch, asked = Bootstraps._fetch, list[Any]()
+
+    def vanish(self: Bootstraps, party: Any, cids: list[Any], *more: Any) -> None:
+        """The first blobs are given, and then nobody is there."""
+        asked.append(cids)
+        if len(asked) > 1:
+            raise Unavailable(set(cids))
+        fetch(self, party, cids, *more)
+
+    monkeypatch.setattr(Bootstraps, "_fetch", vanish)
+    status, said = away.open(away.view.locator)
+    assert len(asked) > 1
+    assert (status, "came from nobody" in said, "--from" in said) == (5, True, True), said
