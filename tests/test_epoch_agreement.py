@@ -1,6 +1,7 @@
 """Agreeing on epochs, with real peers: recompute, attest, dispute, abstain; who declares and when; what stays."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,16 +11,18 @@ from echostore.kernel import snapshot as shape
 from echostore.kernel.errors import Corrupt
 from echostore.kernel.ids import Cid, ItemId, item_text
 from echostore.kernel.party.credentials import EpochGenesis
-from echostore.kernel.snapshot import ModelVersion
+from echostore.kernel.snapshot import ModelVersion, Placement, placed
 from echostore.peer.epoch_agreement import Judged, Verdict
 from echostore.peer.epoch_fold import fold_to
 from echostore.peer.epochs import Epochs, EpochView
 from echostore.peer.party import Party
 from echostore.peer.peer import Peer
+from echostore.peer.placement_checking import first_misplaced, index_problem
 from echostore.testing.inmemory import link
 from echostore.wire.base_epoch import BaseEpoch, BaseName
 from echostore.wire.cids import cid_text
 from echostore.wire.generated import snapshot_pb2
+from echostore.wire.placements import PlacementReader, build_placements
 from echostore.wire.snapshot import EncodedItem, encode_item, read_state_root, state_root_bytes
 from echostore.wire.tree import TreeReader, build
 
@@ -240,6 +243,7 @@ def declare_a_lie(party: Party, change: Callable[[dict[bytes, snapshot_pb2.ItemS
         membership_root=root.membership_root,
         index_root=top.cid,
         tree=root.tree,
+        placements=root.placements,
     )
     blobs[cid] = data
     assert party.runtime.blobs is not None
@@ -319,6 +323,36 @@ def test_every_mutation_of_every_item_is_found_and_named(tmp_path: Path) -> None
                 assert {*diff.changed, *diff.removed, *diff.added} == {item, *other}
         assert tried >= 5000
         assert named >= 2500
+
+
+def test_every_mutation_of_every_placement_is_found_and_named(tmp_path: Path) -> None:
+    """FAULTS B10 for the index: each placement dropped, put elsewhere, of another item; a bit of each of its bytes."""
+    with echostore.open(tmp_path / "home", background=False) as peer:
+        party = peer.create_party("Trip")
+        board = party.create("property-set", type="board")
+        for number in range(40):
+            party.create("property-set", type="task", parent=board, n=number)
+        snapshot = party.snapshot()
+        assert snapshot.root.placements is not None
+        true = set(PlacementReader(snapshot.root.placements, snapshot.blob).all())
+        blobs: dict[Cid, bytes] = {}
+
+        def get(cid: Cid) -> bytes:
+            return blobs[cid] if cid in blobs else snapshot.blob(cid)
+
+        tried = 0
+        for each in sorted(true):
+            flipped = [each[:at] + bytes([each[at] ^ 1 << at % 8]) + each[at + 1 :] for at in range(len(each))]
+            for other in (set(), *({Placement(lie)} for lie in flipped)):
+                top = build_placements((true - {each}) | other, blobs.__setitem__)
+                assert top.cid != snapshot.root.placements
+                lie = replace(snapshot.root, placements=top.cid)
+                assert "index of what hangs where is false" in index_problem(lie, get)
+                found = first_misplaced(snapshot.root.placements, top.cid, get)
+                assert any(item_text(placed(named)[1]) in found for named in {each, *other})
+                tried += 1
+        assert tried >= 1000
+        assert index_problem(snapshot.root, get) == ""
 
 
 def mutations(item: ItemId, state: snapshot_pb2.ItemState, encoded: EncodedItem) -> Iterator[dict[ItemId, EncodedItem]]:

@@ -248,6 +248,7 @@ def test_a_base_of_an_older_encoding_is_left_where_the_history_is_whole(
     def program(version: int) -> None:
         """From here on the program reads this version."""
         monkeypatch.setattr("echostore.wire.snapshot.ENCODING_VERSION", version)
+        monkeypatch.setattr("echostore.wire.snapshot.READ_VERSIONS", (version,))
 
     with open_quiet(tmp_path / "home") as peer:
         party = peer.create_party("Trip")

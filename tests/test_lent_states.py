@@ -276,6 +276,8 @@ def test_homes_from_before_are_read_and_written(tmp_path: Path) -> None:
         expected, cid = values(party), party.snapshot().cid
     for name, version, sql in (
         ("items.db", 5, "DROP TABLE lent"),
+        ("items.db", 5, "DROP TABLE placement_nodes"),
+        ("items.db", 5, "DROP TABLE placement_dirty"),
         ("blobs.db", 1, "ALTER TABLE blobs DROP COLUMN size"),
     ):
         change(home, name, sql)

@@ -816,6 +816,7 @@ def root_fields() -> dict[str, object]:
         "membership_root": cid_of(b"members", PROTOBUF),
         "index_root": cid_of(b"index", PROTOBUF),
         "tree": cid_of(b"tree", PROTOBUF),
+        "placements": cid_of(b"placements", PROTOBUF),
     }
 
 
@@ -857,6 +858,8 @@ def test_a_changed_state_root_is_refused_or_says_something_else() -> None:
         {"models": [ModelVersion("", 1)]},
         {"index_root": cid_of(b"index", RAW)},
         {"tree": b""},
+        {"placements": cid_of(b"placements", RAW)},
+        {"placements": b""},
     ],
 )
 def test_a_malformed_state_root_is_neither_written_nor_read(fields: dict[str, object]) -> None:
@@ -879,6 +882,23 @@ def test_a_malformed_state_root_is_neither_written_nor_read(fields: dict[str, ob
 def test_a_state_root_has_one_encoding(tail: bytes) -> None:
     with pytest.raises(Corrupt):
         read_state_root(root_bytes()[1] + tail)
+
+
+def test_a_state_root_without_placements_is_one_of_the_version_before() -> None:
+    _, data = root_bytes(placements=None)
+    root = read_state_root(data)
+    assert (root.placements, root.encoding_version) == (None, 2)
+    assert pb.StateRoot.FromString(data).encoding_version == 2
+    root = read_state_root(root_bytes()[1])
+    assert (root.placements, root.encoding_version) == (cid_of(b"placements", PROTOBUF), 3)
+
+
+@pytest.mark.parametrize(("placements", "version"), [(None, 3), (cid_of(b"placements", PROTOBUF), 2)])
+def test_a_state_root_has_the_fields_of_its_version(placements: Cid | None, version: int) -> None:
+    message = pb.StateRoot.FromString(root_bytes(placements=placements)[1])
+    message.encoding_version = version
+    with pytest.raises(Corrupt, match="other fields"):
+        read_state_root(message.SerializeToString())
 
 
 def test_a_state_root_of_a_newer_version_asks_for_an_update() -> None:

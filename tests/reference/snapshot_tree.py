@@ -96,5 +96,24 @@ class SlowTree:
         return cid
 
 
+@dataclass
+class SlowPlacements(SlowTree):
+    """The tree of placements, which are the keys of `items`."""
+
+    def below(self, paths: list[str]) -> dict[bytes, pb.ItemState]:
+        return {each: state for each, state in self.items.items() if placement_hashed(each).startswith(tuple(paths))}
+
+    def size(self, paths: list[str]) -> int:
+        return 32 * len(self.below(paths))
+
+    def page(self, items: dict[bytes, pb.ItemState]) -> bytes:
+        joined = b"".join(sorted(items, key=placement_hashed))
+        return pb.TreeNode(placements=joined).SerializeToString(deterministic=True)
+
+
+def placement_hashed(placement: bytes) -> str:
+    return hashed(placement[:16])[:8] + hashed(placement)[:56]
+
+
 def hashed(item: bytes) -> str:
     return sha256(item).hexdigest()

@@ -73,7 +73,8 @@ class Stages:
                 moved=None if ranges is None else frame_of(spark, ranges),
             )
         )
-        self._keep(self.outcome.files)
+        place_tops = tuple(self.files.get("place_tops", ()))
+        self._keep({kind: named for kind, named in self.outcome.files.items() if kind != "place_changes"})
         self._take_rejects(moved)
         self.snapshots = build_snapshots(
             SnapshotInputs(
@@ -88,6 +89,9 @@ class Stages:
                 index=tuple(self.files.get("state_index", ())),
                 tops=tuple(self.files.get("tops", ())),
                 moves=tuple(self.files.get("moves", ())),
+                place_tops=place_tops,
+                place_changes=tuple(self.outcome.files["place_changes"]),
+                again=self.outcome.again,
             )
         )
         roots = self.snapshots.files.pop("roots")

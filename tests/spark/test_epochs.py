@@ -18,6 +18,7 @@ from echostore.pipeline.output.results import ABSTAINED, BUILT, PartyResult, res
 from echostore.pipeline.output.table_schemas import PARTIES
 from echostore.pipeline.schemas import BLOBS
 from echostore.wire.cids import cid_text, matches
+from echostore.wire.placements import PlacementReader
 from echostore.wire.tree import verify_tree
 
 
@@ -29,7 +30,7 @@ def party(tmp_path: Path) -> Iterator[Any]:
 
 def fill(party: Any, count: int) -> None:
     items = [party.create("property-set", type="task", n=n) for n in range(count)]
-    party.create("text").insert(0, "long " * 2000)
+    party.create("text", parent=items[0]).insert(0, "long " * 2000)
     for item in items[1:4]:
         item.move(items[0])
 
@@ -38,7 +39,9 @@ def commit(out: Path, party: Any, known: set[bytes], **changes: Any) -> set[byte
     """Commit a peer's snapshot as the pipeline does: blobs that no earlier pack has."""
     snapshot = party.snapshot()
     root = snapshot.root
-    names = {root.membership_root, root.tree, *snapshot.reader().reachable()}
+    assert root.placements is not None
+    placed = PlacementReader(root.placements, snapshot.blob).reachable()
+    names = {root.membership_root, root.tree, *placed, *snapshot.reader().reachable()}
     fresh = sorted(names - known)
     columns = [fresh, [snapshot.blob(cid) for cid in fresh]]
     with Attempt.begin(out) as attempt:

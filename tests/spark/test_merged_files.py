@@ -17,7 +17,7 @@ from echostore.pipeline.output.results import party_results
 from echostore.pipeline.output.table_schemas import PARTIES
 from echostore.pipeline.output.views import open_views
 from echostore.pipeline.run import RunRequest, run_pipeline
-from echostore.pipeline.schemas import STATE_INDEX, TOPS
+from echostore.pipeline.schemas import PLACE_TOPS, STATE_INDEX, TOPS
 from spark.lake_slices import Slices
 
 SCHEMAS = {
@@ -27,6 +27,7 @@ SCHEMAS = {
     "tops": TOPS,
     "parties": PARTIES,
     "state_index": STATE_INDEX,
+    "place_tops": PLACE_TOPS,
 }
 TABLES = ("items", "properties", "members", "rejects")
 """Those that are compared."""
@@ -53,7 +54,8 @@ def test_rows_that_later_builds_replaced_are_dropped_and_nothing_else(
         for row in rows_of(out, commit, kind):
             assert row["commit"] == results[row["party"]].built, kind
     assert max(Counter(row["party"] for row in rows_of(out, commit, "parties")).values()) == 1
-    assert max(Counter((row["party"], row["bucket"]) for row in rows_of(out, commit, "tops")).values()) == 1
+    for kind in ("tops", "place_tops"):
+        assert max(Counter((row["party"], row["bucket"]) for row in rows_of(out, commit, kind)).values()) == 1, kind
     named = {row["path"] for row in rows_of(out, commit, "state_index")}
     assert {file.path for file in commit.files["states"]} == named
     monkeypatch.undo()

@@ -36,6 +36,7 @@ BENCHES: dict[str, str] = {
     "network": "echostore.bench.network",
     "thin": "echostore.bench.thin",
     "epochs": "echostore.bench.epochs",
+    "views": "echostore.bench.views",
     "pipeline": "echostore.bench.pipeline",
     "streaming": "echostore.bench.streaming",
 }

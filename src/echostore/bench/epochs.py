@@ -27,6 +27,7 @@ from echostore.bench.writing import write_seconds
 from echostore.peer.epoch_gc import run_gc
 from echostore.peer.epochs import Epochs
 from echostore.peer.peer import Peer, open_peer
+from echostore.wire.base_epoch import snapshot_blobs
 
 SCALE = float(os.environ.get("ECHOSTORE_BENCH_EPOCHS", "1"))
 ITEMS = 1_000
@@ -141,8 +142,7 @@ def _disk(home: Path) -> Measure:
         Epochs(party).create()
         freed = run_gc(party)
         snapshot = party.snapshot()
-        size = sum(len(snapshot.blob(cid)) for cid in snapshot.reader().reachable())
-        size += sum(len(snapshot.blob(cid)) for cid in (snapshot.root.membership_root, snapshot.root.tree))
+        size = sum(len(snapshot.blob(cid)) for cid in set(snapshot_blobs(snapshot.root, snapshot.blob)))
         tail = sum(
             len(block.payload) + len(block.link)
             for held in party.runtime.feeds.feeds()

@@ -13,6 +13,13 @@
           80-87  88-8f
 
 Runs are there so that pages are well filled: cut by nibbles alone they would hold a sixteenth of a page just after a split.
+
+A second tree of the same shape has the *placements*: what hangs where, by the genesis of every item. So one view can be
+read out of a snapshot without all the others. Explicit moves are not in it; they stand by themselves (`StateRoot.tree`).
+
+    placement        place (16 bytes) ++ item (16 bytes); the place is its genesis parent, or stands for its inception key
+    key of one       8 nibbles of the place's key ++ 56 of SHA-256(placement): what hangs at one place stands together
+
 Every number here is part of the format: with another one, equal states have other CIDs.
 """
 
@@ -27,6 +34,9 @@ from echostore.kernel.ids import ITEM_ID_BYTES, Cid, FeedKey, ItemId, Link, Part
 ItemKey = NewType("ItemKey", str)
 """SHA-256 of an item id as 64 hex digits. Text, because paths are prefixes of it and hex sorts like the bytes do."""
 
+Placement = NewType("Placement", bytes)
+"""Where one item stands: the id of the place, then its own."""
+
 Path = str
 """Hex digits; a prefix of the keys of all items below the node. The last place may be the label of a run."""
 
@@ -34,8 +44,13 @@ NIBBLES: Final = "0123456789abcdef"
 KEY_NIBBLES: Final = 64
 CID_BYTES: Final = 36
 
-ENCODING_VERSION: Final = 2
+ENCODING_VERSION: Final = 3
 """Of everything under a state root. It changes whenever equal states get other bytes."""
+
+UNPLACED_VERSION: Final = 2
+"""Of state roots without placements, as this program wrote them before. They are read, and recomputed as they are."""
+
+READ_VERSIONS: Final = (UNPLACED_VERSION, ENCODING_VERSION)
 
 PAGE_BYTES_MAX: Final = 8192
 PAGE_ITEMS_MAX: Final = 128
@@ -52,6 +67,12 @@ INLINE_STATE_BYTES_MAX: Final = 2048
 INLINE_ITEM_BYTES_MAX: Final = 4096
 """An ItemState that is larger though its model state has moved out (long metadata, many access writes, a long list
 of chunks) becomes chunks too: otherwise one item could make a page that is too large to be sent."""
+
+PLACE_NIBBLES: Final = 8
+"""Of a place's key at the front of a placement's: enough to find it. A clash of two places costs a reader a few foreign
+entries, and the rest of the path divides what hangs at a large place."""
+
+PLACEMENT_BYTES: Final = 2 * ITEM_ID_BYTES
 
 CHUNK_BYTES: Final = 256 * 1024
 """Chunks have this size, the last one less. Fixed, so that a chunk's bytes are found without reading the others."""
@@ -120,11 +141,45 @@ class StateRoot:
     membership_root: Cid
     index_root: Cid
     tree: Cid
-    encoding_version: int = ENCODING_VERSION
+    placements: Cid | None
+    """The top of the placement tree; None in roots of UNPLACED_VERSION, which have none."""
+
+    @property
+    def encoding_version(self) -> int:
+        return UNPLACED_VERSION if self.placements is None else ENCODING_VERSION
 
 
 def item_key(item: ItemId) -> ItemKey:
     return ItemKey(sha256(item).hexdigest())
+
+
+def view_place(inception_key: bytes) -> ItemId:
+    """The place at which a view stands under its inception key. No item has this id."""
+    return ItemId(sha256(b"echostore/view-place/1" + inception_key).digest()[:ITEM_ID_BYTES])
+
+
+def placements_of(item: ItemId, parent: ItemId | None, inception_key: bytes) -> tuple[Placement, ...]:
+    """Where an item stands by its genesis: below its parent, and under its inception key if it is a view."""
+    places = [] if parent is None else [parent]
+    if inception_key:
+        places.append(view_place(inception_key))
+    return tuple(Placement(place + item) for place in places)
+
+
+def place_path(place: ItemId) -> Path:
+    """What the keys of all placements at a place begin with."""
+    return item_key(place)[:PLACE_NIBBLES]
+
+
+def placement_key(placement: Placement) -> ItemKey:
+    """The place first. The rest is of both: an item that stands at two places whose keys begin alike has two keys."""
+    place, _ = placed(placement)
+    return ItemKey(place_path(place) + sha256(placement).hexdigest()[: KEY_NIBBLES - PLACE_NIBBLES])
+
+
+def placed(placement: Placement) -> tuple[ItemId, ItemId]:
+    """The place and the item of a placement."""
+    return ItemId(placement[:ITEM_ID_BYTES]), ItemId(placement[ITEM_ID_BYTES:])
 
 
 def entry_bytes(encoded: int) -> int:

@@ -59,7 +59,8 @@ def open_epoch(runtime: "PartyRuntime", epoch: Epoch) -> BaseEpoch | None:
         found = BaseEpoch(name, runtime.blobs.get, runtime.processor.factory)
     except (NotFound, Corrupt):
         return None
-    whole = runtime.blobs.has(found.root.index_root) and runtime.feeds.about(FETCHING_KEY) != epoch.genesis.snapshot
+    tops = [found.root.index_root, *([] if found.root.placements is None else [found.root.placements])]
+    whole = not runtime.blobs.missing(tops) and runtime.feeds.about(FETCHING_KEY) != epoch.genesis.snapshot
     return found if whole else None
 
 

@@ -4,6 +4,7 @@ A store that was filled only in part has no mark of its base; it is cleared and 
 (texts) are not opened for it: their canonical state is stored, and read when somebody touches the item.
 """
 
+from echostore.kernel.errors import Corrupt
 from echostore.kernel.ids import ItemId
 from echostore.kernel.items.tree import Tree
 from echostore.kernel.models.factory import ModelFactory
@@ -14,6 +15,7 @@ from echostore.kernel.snapshot import TreeTop
 from echostore.peer.checkpoints import add_record, cursor_rows, item_row, move_rows
 from echostore.peer.positions import cursor_at
 from echostore.store.item_store import Checkpoint, ItemStore, NodeChanges, StateRow
+from echostore.store.placement_rows import PlacementChanges
 from echostore.wire.base_epoch import BaseEpoch
 from echostore.wire.items import decode_record
 from echostore.wire.tree_nodes import Page
@@ -52,7 +54,7 @@ def install_items(
             items.save(batch)
             batch = _blank()
     items.save(batch)
-    items.save_tree(nodes, encoded)
+    items.save_tree(nodes, encoded, _placement_nodes(items, base))
     items.set_parents(_homes(items, base, moved))
     last = _blank()
     last.moves = move_rows(base.moves)
@@ -64,6 +66,19 @@ def install_items(
 def base_cursors(base: BaseEpoch) -> list[FeedCursor]:
     """Where the data feeds of a base stand."""
     return [cursor_at(cut.feed, DATA, cut) for cut in base.cuts.values() if not cut.control]
+
+
+def _placement_nodes(items: ItemStore, base: BaseEpoch) -> PlacementChanges | None:
+    """The nodes of the base's placement tree; None where it has none, or they are lost: a snapshot makes them anew."""
+    if base.placements is None:
+        return None
+    nodes = PlacementChanges(items.placements, anew=True)
+    try:
+        for path, cid, node in base.placements.nodes():
+            nodes.keep(path, TreeTop(cid, node.count, node.size))
+    except Corrupt:
+        return None
+    return nodes
 
 
 def _homes(items: ItemStore, base: BaseEpoch, moved: set[ItemId]) -> list[tuple[ItemId, ItemId | None]]:

@@ -19,14 +19,13 @@ import concurrent.futures
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from echostore.kernel.errors import Closed, Corrupt, EchoError, NotFound, Refused, TimedOut
 from echostore.kernel.ids import Cid, ItemId, PartyKey, feed_id, item_text
 from echostore.kernel.items.record import ItemRecord
-from echostore.kernel.items.tree import Tree
 from echostore.kernel.order import CONTROL
 from echostore.kernel.party.epoch_chain import Epoch, enough_to_join
 from echostore.kernel.snapshot import TreeTop
@@ -38,15 +37,19 @@ from echostore.peer.control_standing import fold_whole, no_epoch
 from echostore.peer.older_epochs import back_to, first_known, is_older, record_of_older
 from echostore.peer.opening import WAITS_FOR_EPOCH
 from echostore.peer.parting import leave_branch, pinned_elsewhere
+from echostore.peer.placement_checking import check_items
 from echostore.peer.status import REMOVED, REVOKED, standing_of
+from echostore.peer.view_reading import view_states
 from echostore.wire.base_epoch import FETCHING_KEY, BaseEpoch, BaseName
 from echostore.wire.cids import RAW, cid_of
 from echostore.wire.control_blobs import chunks_named
 from echostore.wire.epochs import cut_pages
 from echostore.wire.generated import snapshot_pb2 as pb
 from echostore.wire.items import move_chunks
+from echostore.wire.placements import PlacementReader
 from echostore.wire.snapshot import read_state_root
 from echostore.wire.tree_nodes import IndexNode, MalformedNode, Page, large_item_cids, parse_node
+from echostore.wire.tree_reader import TreeReader, branches_toward
 
 if TYPE_CHECKING:
     from echostore.peer.network import Network
@@ -191,6 +194,31 @@ def _node(data: bytes, path: str, top: TreeTop | None) -> Page | IndexNode:
     return node
 
 
+class _Toward:
+    """What the nodes of a tree lead to on the way to some keys, and the chunks of large items among those."""
+
+    def __init__(self, reader: TreeReader | PlacementReader, prefixes: Iterable[str]) -> None:
+        self._reader = reader
+        self._expected: dict[Cid, tuple[str, TreeTop | None, list[str]]] = {reader.top: ("", None, list(prefixes))}
+        self.chunks: list[Cid] = []
+
+    def below(self, cid: Cid, data: bytes) -> list[Cid]:
+        place = self._expected.pop(cid, None)
+        if place is None:
+            return []  # named twice, which a reader is going to refuse
+        path, top, wanted = place
+        node = self._reader.open_bytes(cid, data, path, top)
+        if isinstance(node, IndexNode):
+            onward = list(branches_toward(node, path, wanted))
+            self._expected.update((branch.cid, (path + label, branch, mine)) for label, branch, mine in onward)
+            return [branch.cid for _, branch, _ in onward]
+        if isinstance(node, Page):
+            keys = frozenset(wanted)
+            large = (entry.data for entry in node.entries if entry.large and entry.key in keys)
+            self.chunks += [chunk for item in large for chunk in large_item_cids(item)]
+        return []
+
+
 # one party
 
 
@@ -217,12 +245,21 @@ def bootstrap(party: "Party", epoch: Epoch, fetch: Fetch, progress: Progress = l
     fetch_tree(blobs, name, fetch, progress)
     fetching_s = time.monotonic() - started
     base = BaseEpoch(name, blobs.get, runtime.processor.factory)
-    base.reader.check()
+    keep_placements(base, blobs)
     with party.reading():
         runtime.feeds.set_about({FETCHING_KEY: b""})
         if base.root.party != runtime.party:
             raise Corrupt(f"epoch {name.number} names the state of another party")
         return Outcome(name.number, leave_branch(party, epoch, base, stand_on), fetching_s)
+
+
+def keep_placements(base: BaseEpoch, blobs: "BlobStore") -> None:
+    """Check a fetched epoch, and keep its placement tree, so that others can be given views of it.
+
+    The tree is made from the items, which takes no fetching and shows whether the epoch's index is theirs.
+    """
+    made = check_items(base.reader, base.root.placements)
+    blobs.put_many({cid: made[cid] for cid in blobs.missing(made)})
 
 
 def stand_on(runtime: "PartyRuntime", base: BaseEpoch) -> str:
@@ -278,7 +315,9 @@ def fetch_epoch(party: "Party", number: int, fetch: Fetch, progress: Progress = 
             unchanged="What came is kept; the next try goes on from there.",
             next_step="Connect to a member that kept the epoch.",
         ) from None
-    return BaseEpoch(name, blobs.get, runtime.processor.factory)
+    base = BaseEpoch(name, blobs.get, runtime.processor.factory)
+    keep_placements(base, blobs)
+    return base
 
 
 def _older_name(party: "Party", number: int, fetch: Fetch) -> BaseName:
@@ -315,30 +354,20 @@ class EarlyReader:
     def view(self, name: "ItemId | bytes") -> dict[ItemId, ItemRecord]:
         """A view by its inception key or its item, with all that hangs below it or is embedded in it.
 
-        What hangs where is known once all pages are here; large states are fetched for these items alone.
+        Only what leads there is fetched, several blobs at a time; of an epoch without placements, all pages are.
         """
-        fetch_tree(self._blobs, self.base.name, self._fetch, chunks_too=False)
-        states = dict(self.base.reader.items())
-        top = next((item for item, state in states.items() if name in (item, state.inception_key)), None)
-        if top is None:
+        states = view_states(self.base.root, self._get, name, self._ahead)
+        if states is None:
             raise NotFound(f"no view {bytes(name).hex()[:8]} is in epoch {self.base.name.number}")
-        parents = {item: ItemId(state.parent) if state.parent else None for item, state in states.items()}
-        tree = Tree(parents.get, self.base.moves)
-        below: dict[ItemId | None, list[ItemId]] = {}
-        for item in states:
-            for parent in (tree.home(item), *tree.embeddings(item)):
-                below.setdefault(parent, []).append(item)
-        found: dict[ItemId, None] = {top: None}
-        front = [top]
-        while front:
-            for child in below.get(front.pop(), ()):
-                if child not in found:
-                    found[child] = None
-                    front.append(child)
-        self._fetch([Cid(cid) for item in found for cid in states[item].state_cids])
-        return {item: self.item(item) for item in found}
+        self._fetch([Cid(cid) for state in states.values() for cid in state.state_cids])
+        return {item: self.base.record_of(state) for item, state in states.items()}
 
-    def _get(self, cid: Cid) -> bytes | None:
+    def _ahead(self, reader: TreeReader | PlacementReader, prefixes: Iterable[str]) -> None:
+        walk = _Toward(reader, prefixes)
+        self._fetch([reader.top], walk.below)
+        self._fetch(walk.chunks)
+
+    def _get(self, cid: Cid) -> bytes:
         if not self._blobs.has(cid):
             self._fetch([cid])
         return self._blobs.get(cid)

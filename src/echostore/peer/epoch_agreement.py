@@ -22,10 +22,11 @@ from echostore.kernel.ids import Cid, IdentityKey, PartyKey, feed_id, item_text
 from echostore.kernel.party.credentials import EpochAttest, EpochDispute, EpochGenesis
 from echostore.kernel.party.epoch_chain import Epoch, Tally, enough_to_join
 from echostore.kernel.party.epoch_policy import DISCARD_AHEAD_MS
-from echostore.kernel.snapshot import ENCODING_VERSION, StateRoot
+from echostore.kernel.snapshot import READ_VERSIONS, UNPLACED_VERSION, StateRoot
 from echostore.mesh.blob_exchange import Unavailable
 from echostore.peer.control_naming import control_at
 from echostore.peer.epoch_fold import Folded, OpenTimeframe, cuts_at, fold_to, timeframe_of
+from echostore.peer.placement_checking import first_misplaced, index_problem
 from echostore.peer.snapshots import take_snapshot
 from echostore.store.feed_store import FeedStore
 from echostore.wire.base_epoch import BaseEpoch, BaseName
@@ -120,7 +121,20 @@ class Agreement:
         """Recompute one epoch and say what is found, without writing anything."""
         with self._party.lock:
             early = self._without_folding(self._party.runtime, epoch)
-        return early or self._compare(epoch, self._fold(epoch))
+        return early or self._without_history(epoch, self._compare(epoch, self._fold(epoch)))
+
+    def _without_history(self, epoch: Epoch, judged: Judged) -> Judged:
+        """Of an epoch that can't be recomputed here, what its snapshot alone shows."""
+        blobs = self._party.runtime.blobs
+        if judged.verdict is not Verdict.ABSTAINS or blobs is None:
+            return judged
+        try:
+            problem = index_problem(read_state_root(blobs.get(epoch.genesis.snapshot)), blobs.get)
+        except NotFound:
+            return judged  # not all of it is here
+        except Corrupt as error:
+            problem = error.what
+        return self._said(epoch, Verdict.DISPUTED, problem) if problem else judged
 
     # what is to be judged
 
@@ -169,7 +183,7 @@ class Agreement:
         genesis = epoch.genesis
         known = runtime.processor.factory.known
         unknown = [f"{name}@{version}" for name, version in genesis.models if not known(name, version)]
-        if genesis.encoding_version != ENCODING_VERSION:
+        if genesis.encoding_version not in READ_VERSIONS:
             return self._said(epoch, Verdict.ABSTAINS, f"its encoding has version {genesis.encoding_version}")
         if unknown:
             return self._said(epoch, Verdict.ABSTAINS, f"unknown here: {', '.join(unknown)}")
@@ -256,9 +270,13 @@ class Agreement:
             return None
         snapshot = take_snapshot(runtime)
         blobs: dict[Cid, bytes] = {}
+        root, data = snapshot.root, snapshot.root_bytes
+        if genesis.encoding_version == UNPLACED_VERSION:
+            cid, data = snapshot.unplaced()
+            root, blobs[cid] = read_state_root(data), data
         control = timeframe_of(genesis.control_timeframe)
-        cut = encode_cut(cuts_at(processor, snapshot.root, control), blobs.__setitem__)
-        return Folded(cid_of(snapshot.root_bytes, PROTOBUF), snapshot.root, cut, blobs, 0)
+        cut = encode_cut(cuts_at(processor, root, control), blobs.__setitem__)
+        return Folded(cid_of(data, PROTOBUF), root, cut, blobs, 0)
 
     def _bases(self, runtime: "PartyRuntime", epoch: Epoch) -> Iterator[BaseEpoch | None]:
         """Earlier epochs to fold from, the nearest first; then the beginning."""
@@ -334,6 +352,8 @@ class Agreement:
         if problem:
             return problem
         try:
+            if theirs.index_root == mine.root.index_root and theirs.placements and mine.root.placements:
+                return first_misplaced(mine.root.placements, theirs.placements, get)
             diff = TreeReader(mine.root.index_root, get).diff(theirs.index_root)
         except (NotFound, Corrupt) as error:
             return f"another tree of items: {error.what}"

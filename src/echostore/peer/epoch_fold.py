@@ -12,16 +12,26 @@ beginning. It reads the feeds through a connection of its own and changes nothin
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic
 
-from echostore.kernel.errors import Closed
+from echostore.kernel.errors import Closed, Corrupt
 from echostore.kernel.ids import Cid, FeedId, FeedKey, ItemId, PartyKey, feed_id
 from echostore.kernel.items.record import ItemRecord
 from echostore.kernel.models.factory import ModelFactory
 from echostore.kernel.order import CONTROL, DATA, Delivery
 from echostore.kernel.party.admission import Admission
 from echostore.kernel.party.credentials import EpochGenesis, Role, TimeframeEntry
-from echostore.kernel.snapshot import ModelVersion, StateRoot, TreeTop, item_key, key_bounds
+from echostore.kernel.snapshot import (
+    UNPLACED_VERSION,
+    ItemKey,
+    ModelVersion,
+    Placement,
+    StateRoot,
+    TreeTop,
+    item_key,
+    key_bounds,
+    placements_of,
+)
 from echostore.kernel.snapshot import TimeframeEntry as RootEntry
 from echostore.kernel.timeframe import Dependency, Position, Timeframe
 from echostore.peer.base_install import base_cursors
@@ -34,9 +44,17 @@ from echostore.wire.epochs import FeedCut, encode_cut
 from echostore.wire.generated import credential_pb2
 from echostore.wire.items import encode_moves, encode_record
 from echostore.wire.membership import membership_state
+from echostore.wire.placements import (
+    PlacementReader,
+    SortedPlacements,
+    build_placements,
+    state_placements,
+    update_placements,
+)
 from echostore.wire.snapshot import EncodedItem, encode_item, read_state_root, state_root_bytes
 from echostore.wire.tree import TreeReader, build, update
-from echostore.wire.tree_nodes import IndexNode, Page
+from echostore.wire.tree_nodes import IndexNode
+from echostore.wire.tree_reader import NodeReader, P
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +172,17 @@ def fold_to(
     dirty = {*processor.state.dirty, *processor.state.gone}
     if base is None:
         top = build(_encoded(processor, sorted(processor.state.records), blobs), blobs.__setitem__)
+        changed = None
         models = {(each.genesis.model, each.genesis.version) for each in processor.state.records.values()}
     else:
         over = _TreeOver(base.reader, processor, blobs)
         top = update(over, dirty, over.items_under, blobs.__setitem__)
+        changed = over.changed_places()
         models = _models(base, processor, dirty, top, blobs)
-    return _rooted(processor, top, models, blobs)
+    placed = None
+    if genesis.encoding_version != UNPLACED_VERSION:
+        placed = _placements(processor, changed, blobs)
+    return _rooted(processor, top, placed, models, blobs)
 
 
 def cuts_at(processor: PartyProcessor, root: StateRoot, control: Timeframe | None = None) -> list[FeedCut]:
@@ -286,6 +309,50 @@ def _encoded(
             yield item, encode_item(encode_record(record), blobs.__setitem__)
 
 
+@dataclass(frozen=True, slots=True)
+class _ChangedPlaces:
+    """Placements that came and went since an earlier epoch."""
+
+    came: frozenset[Placement]
+    went: frozenset[Placement]
+
+
+def _placements(processor: FoldProcessor, changed: _ChangedPlaces | None, blobs: dict[Cid, bytes]) -> Cid:
+    """The top of the placement tree: over that of the base, where it has one here, else of all items."""
+    base = processor.base
+    if base is not None and changed is not None and base.placements is not None:
+        over = _PlacesOver(base.placements, changed)
+        try:
+            return update_placements(over, changed.came | changed.went, over.placements_under, blobs.__setitem__).cid
+        except Corrupt:
+            pass  # blobs of it are lost, and the items say the same
+    found = {
+        each
+        for record in processor.state.records.values()
+        for each in placements_of(record.item, record.genesis.parent, record.genesis.inception_key)
+    }
+    if base is not None and changed is not None:
+        for _, state in base.reader.items():
+            found.update(state_placements(state))
+        found = (found | changed.came) - changed.went
+    return build_placements(found, blobs.__setitem__).cid
+
+
+class _PlacesOver:
+    """The nodes of an earlier placement tree, with what came and went since."""
+
+    def __init__(self, reader: PlacementReader, changed: _ChangedPlaces) -> None:
+        self._nodes = _NodesOver(reader)
+        self._came, self._went = SortedPlacements(changed.came), changed.went
+        self.node, self.branches = self._nodes.node, self._nodes.branches
+        self.keep, self.forget = self._nodes.keep, self._nodes.forget
+
+    def placements_under(self, path: str) -> list[Placement]:
+        pages = self._nodes.pages(path)
+        found = [each for _, page in pages for each in page.placements if each not in self._went]
+        return [*found, *self._came.under(path)]
+
+
 class _TreeOver:
     """The nodes of an earlier tree, and its items with those that changed since in their places."""
 
@@ -296,7 +363,46 @@ class _TreeOver:
         keyed = sorted((item_key(item), item) for item in {*processor.state.dirty, *processor.state.gone})
         self._keys = [key for key, _ in keyed]
         self._changed = [item for _, item in keyed]
-        self._nodes: dict[str, tuple[TreeTop, Page | IndexNode] | None] = {}
+        self._nodes = _NodesOver(reader)
+        self.node, self.branches = self._nodes.node, self._nodes.branches
+        self.keep, self.forget = self._nodes.keep, self._nodes.forget
+
+    def items_under(self, path: str) -> list[tuple[ItemId, EncodedItem]]:
+        found: dict[ItemId, EncodedItem] = {}
+        for at, page in self._nodes.pages(path):
+            for entry, state in self._reader.page_items(page, at):
+                found[entry.item] = EncodedItem(
+                    state.SerializeToString(deterministic=True) if entry.large else bytes(entry.data)
+                )
+        first, last = key_bounds(path)
+        changed = self._changed[bisect_left(self._keys, first) : bisect_right(self._keys, last)]
+        for item in changed:
+            found.pop(item, None)
+        found.update(_encoded(self._processor, changed, self._blobs))
+        return list(found.items())
+
+    def changed_places(self) -> _ChangedPlaces:
+        """Where items stand that came or went. The pages that have them were read for the update."""
+        came: set[Placement] = set()
+        went: set[Placement] = set()
+        for key, item in zip(self._keys, self._changed, strict=True):
+            page = self._nodes.page_of(key)
+            states = self._reader.page_items(page[1], page[0], item) if page is not None else ()
+            before = {each for _, state in states for each in state_placements(state)}
+            record = self._processor.state.record(item)
+            genesis = record.genesis if record is not None else None
+            after = set(placements_of(item, genesis.parent, genesis.inception_key)) if genesis is not None else set()
+            came |= after - before
+            went |= before - after
+        return _ChangedPlaces(frozenset(came), frozenset(went))
+
+
+class _NodesOver(Generic[P]):
+    """The nodes of an earlier tree, each read once: what an update sees of it."""
+
+    def __init__(self, reader: NodeReader[P]) -> None:
+        self._reader: NodeReader[P] = reader
+        self._seen: dict[str, tuple[TreeTop, P | IndexNode] | None] = {}
 
     def node(self, path: str) -> TreeTop | None:
         found = self._at(path)
@@ -312,36 +418,35 @@ class _TreeOver:
     def forget(self, path: str) -> None:
         """As above."""
 
-    def items_under(self, path: str) -> list[tuple[ItemId, EncodedItem]]:
-        found: dict[ItemId, EncodedItem] = {}
-        self._collect(path, found)
-        first, last = key_bounds(path)
-        changed = self._changed[bisect_left(self._keys, first) : bisect_right(self._keys, last)]
-        for item in changed:
-            found.pop(item, None)
-        found.update(_encoded(self._processor, changed, self._blobs))
-        return list(found.items())
-
-    def _collect(self, path: str, found: dict[ItemId, EncodedItem]) -> None:
+    def pages(self, path: str) -> list[tuple[str, P]]:
+        """The pages at or below a path."""
         at = self._at(path)
         if at is None:
-            return
+            return []
         node = at[1]
         if isinstance(node, IndexNode):
-            for label, _ in node.branches:
-                self._collect(path + label, found)
-            return
-        for entry, state in self._reader.page_items(node, path):
-            found[entry.item] = EncodedItem(
-                state.SerializeToString(deterministic=True) if entry.large else bytes(entry.data)
-            )
+            return [page for label, _ in node.branches for page in self.pages(path + label)]
+        return [(path, node)]
 
-    def _at(self, path: str) -> tuple[TreeTop, Page | IndexNode] | None:
-        if path not in self._nodes:
-            self._nodes[path] = self._open(path)
-        return self._nodes[path]
+    def page_of(self, key: ItemKey) -> tuple[str, P] | None:
+        """The page that has a key, if any does."""
+        path = ""
+        while (at := self._at(path)) is not None:
+            node = at[1]
+            if not isinstance(node, IndexNode):
+                return path, node
+            place = node.toward(key, len(path))
+            if place is None:
+                break
+            path += place[0]
+        return None
 
-    def _open(self, path: str) -> tuple[TreeTop, Page | IndexNode] | None:
+    def _at(self, path: str) -> tuple[TreeTop, P | IndexNode] | None:
+        if path not in self._seen:
+            self._seen[path] = self._open(path)
+        return self._seen[path]
+
+    def _open(self, path: str) -> tuple[TreeTop, P | IndexNode] | None:
         if not path:
             node = self._reader.open_node(self._reader.top, "")
             return TreeTop(self._reader.top, node.count, node.size), node
@@ -365,7 +470,13 @@ def _models(
     return models
 
 
-def _rooted(processor: FoldProcessor, top: TreeTop, models: set[tuple[str, int]], blobs: dict[Cid, bytes]) -> Folded:
+def _rooted(
+    processor: FoldProcessor,
+    top: TreeTop,
+    placed: Cid | None,
+    models: set[tuple[str, int]],
+    blobs: dict[Cid, bytes],
+) -> Folded:
     moves: Any = encode_moves(processor.state.tree.moves, blobs.__setitem__)
     membership = membership_state(processor.membership.machine)
     moves_cid, membership_cid = cid_of(moves, PROTOBUF), cid_of(membership, PROTOBUF)
@@ -382,6 +493,7 @@ def _rooted(processor: FoldProcessor, top: TreeTop, models: set[tuple[str, int]]
         membership_root=membership_cid,
         index_root=top.cid,
         tree=moves_cid,
+        placements=placed,
     )
     blobs[cid] = data
     root = read_state_root(data)

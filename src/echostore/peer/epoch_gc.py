@@ -28,11 +28,11 @@ from echostore.peer.base_following import open_epoch
 from echostore.peer.control_floor import Floor, kept_blobs, plan_floor, rise_to
 from echostore.peer.older_epochs import kept_records
 from echostore.peer.snapshots import take_snapshot
+from echostore.wire.base_epoch import snapshot_blobs
 from echostore.wire.cids import PROTOBUF, RAW, cid_codec, cid_from_text, is_cid
 from echostore.wire.control_blobs import chunks_named
 from echostore.wire.epochs import FeedCut, cut_pages, read_cut
 from echostore.wire.generated import snapshot_pb2 as pb
-from echostore.wire.items import move_chunks
 
 if TYPE_CHECKING:
     from echostore.peer.party import Party
@@ -222,8 +222,7 @@ def _kept(runtime: "PartyRuntime") -> set[Cid]:
     assert blobs is not None
     kept: set[Cid] = set()
     live = take_snapshot(runtime)
-    kept.update(live.reader().reachable())
-    kept.update(_roots(blobs.get, live.root.membership_root, live.root.tree))
+    kept.update(snapshot_blobs(live.root, blobs.get))
     kept.add(cid_from_text(live.cid))
     kept.update(kept_records(runtime))
     base = runtime.processor.base
@@ -238,13 +237,8 @@ def _kept(runtime: "PartyRuntime") -> set[Cid]:
         found = open_epoch(runtime, epoch) if epoch.number >= first else None
         if found is not None:
             kept.add(genesis.snapshot)
-            kept.update(found.reader.reachable())
-            kept.update(_roots(blobs.get, found.root.membership_root, found.root.tree))
+            kept.update(snapshot_blobs(found.root, blobs.get))
     return kept
-
-
-def _roots(get: Callable[[Cid], bytes], membership: Cid, tree: Cid) -> set[Cid]:
-    return {membership, tree, *move_chunks(get(tree))}
 
 
 def _chunks_in(cid: Cid, data: bytes) -> Iterable[Cid]:

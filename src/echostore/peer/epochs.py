@@ -4,7 +4,7 @@ An epoch is a claim: "at this timeframe, under this admission, the state is this
 things: the blobs of the snapshot, the blobs of record and cut (`wire.epochs`), and a credential that names them.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from echostore.kernel.ids import Cid, IdentityKey
 from echostore.kernel.party.credentials import ChildParty, EpochDispute, EpochGenesis, TimeframeEntry
 from echostore.kernel.party.epoch_chain import Epoch, Tally, follows
 from echostore.kernel.party.epoch_policy import EpochPolicy
-from echostore.kernel.snapshot import StateRoot
+from echostore.kernel.snapshot import ENCODING_VERSION, StateRoot
 from echostore.peer.control_naming import control_at
 from echostore.peer.control_standing import fold_whole, no_epoch
 from echostore.peer.epoch_agreement import JUDGED_SETTING, AcceptedEpoch, Agreement, Judged, kept_epoch, record_of
@@ -21,6 +21,7 @@ from echostore.peer.epoch_fold import Folded, OpenTimeframe, cuts_at, fold_to
 from echostore.peer.retiring import retire_silent
 from echostore.wire.cids import PROTOBUF, cid_from_text, cid_of, cid_text, matches
 from echostore.wire.epochs import EpochRecord, encode_cut, encode_epoch_record, read_epoch_record
+from echostore.wire.placements import PlacementReader
 from echostore.wire.snapshot import OldEncoding, read_state_root
 from echostore.wire.tree_nodes import IndexNode, large_item_cids
 from echostore.wire.tree_reader import TreeReader
@@ -206,6 +207,8 @@ class Epochs:
 
         for cid in (epoch.genesis.snapshot, root.membership_root, root.tree):
             count(cid)
+        if root.placements is not None:
+            self._count_placements(PlacementReader(root.placements, self._blob), count)
         reader = TreeReader(root.index_root, self._blob)
         waiting = [("", root.index_root)]
         while waiting:
@@ -220,6 +223,14 @@ class Epochs:
                 for chunk in (*(large_item_cids(entry.data) if entry.large else ()), *map(Cid, state.state_cids)):
                     count(chunk)
         return total
+
+    def _count_placements(self, reader: PlacementReader, count: Callable[[Cid], bool]) -> None:
+        waiting = [("", reader.top)]
+        while waiting:
+            path, cid = waiting.pop()
+            node = reader.open_node(cid, path) if count(cid) else None
+            if isinstance(node, IndexNode):
+                waiting += [(path + label, top.cid) for label, top in node.branches]
 
     def review(self) -> list[Judged]:
         """Recompute what others declared, and attest or dispute it. Running peers do so by themselves."""
@@ -268,7 +279,7 @@ class Epochs:
             TimeframeEntry(processor.feed_key(feed), at.seq, at.link)
             for feed, at in processor.timeframe.entries.items()
         )
-        folded = self._fold_at(runtime, here, discard_before_ms)
+        folded = self._fold_at(runtime, here, discard_before_ms, ENCODING_VERSION)
         if folded is None:
             raise Refused("this peer can't fold its own state from the base it stands on")
         assert runtime.blobs is not None
@@ -276,7 +287,7 @@ class Epochs:
         return folded
 
     def _fold_at(
-        self, runtime: "PartyRuntime", timeframe: tuple[TimeframeEntry, ...], discard_before_ms: int
+        self, runtime: "PartyRuntime", timeframe: tuple[TimeframeEntry, ...], discard_before_ms: int, version: int
     ) -> Folded | None:
         """The state at a timeframe under the membership of now, folded as others will; None when not all of it is here."""
         genesis = EpochGenesis(
@@ -285,6 +296,7 @@ class Epochs:
             snapshot=Cid(b""),
             timeframe=timeframe,
             control_timeframe=self._control_timeframe(),
+            encoding_version=version,
             discard_before_ms=discard_before_ms,
         )
         processor, parent = runtime.processor, runtime.processor.parent
@@ -336,7 +348,8 @@ class Epochs:
         known = self.tally.view(self._identity)
         place = tuple(TimeframeEntry(entry.feed_key, entry.seq, entry.link) for entry in root.timeframe)
         try:
-            folded = self._fold_at(runtime, place, known[-1].genesis.discard_before_ms if known else 0)
+            discarded = known[-1].genesis.discard_before_ms if known else 0
+            folded = self._fold_at(runtime, place, discarded, root.encoding_version)
         except OpenTimeframe as error:
             raise Refused(f"there is no state where the pipeline's snapshot ends: {error}") from error
         if folded is None:

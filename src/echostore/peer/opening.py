@@ -34,8 +34,9 @@ from echostore.peer.party import Party
 from echostore.peer.processor import PartyProcessor
 from echostore.peer.runtime import PartyRuntime
 from echostore.store.blob_store import BlobStore
+from echostore.store.damage_mark import discard, is_marked
 from echostore.store.feed_store import FeedStore
-from echostore.store.item_store import ItemStore, discard, is_marked
+from echostore.store.item_store import ItemStore
 from echostore.store.meta_store import KnownFeed, KnownParty, PartyState
 from echostore.wire.credentials import sign_credential, with_feed_proof
 from echostore.wire.generated import credential_pb2

@@ -1,7 +1,6 @@
 """Snapshots of a live party: flush, checkpoint, then the tree nodes above what changed since the last one."""
 
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -9,27 +8,31 @@ from typing import TYPE_CHECKING, NamedTuple
 from echostore.kernel.errors import NotFound, Refused, UsageError
 from echostore.kernel.ids import Cid, ItemId, feed_id, item_text
 from echostore.kernel.items.record import ItemRecord
-from echostore.kernel.items.tree import Tree
 from echostore.kernel.snapshot import (
     INLINE_ITEM_BYTES_MAX,
     ModelVersion,
+    Placement,
     StateRoot,
     TimeframeEntry,
     TreeTop,
     item_key,
     key_bounds,
+    placements_of,
 )
 from echostore.kernel.timeframe import Position, Timeframe
 from echostore.peer.checkpoints import record_of
+from echostore.peer.placement_upkeep import bring_up_to_date
+from echostore.peer.view_reading import view_states
 from echostore.store.blob_store import BlobStore
 from echostore.store.item_store import ItemStore, NodeChanges, TreeRow
 from echostore.store.nodes_ahead import AHEAD_ITEMS, NodesAhead
 from echostore.wire.base_epoch import base_mark
 from echostore.wire.cids import PROTOBUF, cid_from_text, cid_of, cid_text
 from echostore.wire.generated import snapshot_pb2 as pb
-from echostore.wire.items import decode_moves, decode_record, encode_moves, encode_record
+from echostore.wire.items import decode_record, encode_moves, encode_record
 from echostore.wire.membership import membership_state
-from echostore.wire.snapshot import EncodedItem, encode_item, read_state_root, state_root_bytes
+from echostore.wire.placements import build_placements
+from echostore.wire.snapshot import EncodedItem, encode_item, read_state_root, state_root_bytes, unplaced_root
 from echostore.wire.tree import TreeReader, build, update
 from echostore.wire.tree_nodes import WholePage
 
@@ -84,23 +87,16 @@ class Snapshot:
         return {item: self._record(reader, state) for item, state in reader.items()}
 
     def load_view(self, view: ItemId) -> dict[ItemId, ItemRecord]:
-        """An item with its closure: all that hangs below it or is embedded in it, and nothing else is decoded."""
+        """An item with its closure: all that hangs below it or is embedded in it, and nothing else is read."""
         reader = self.reader()
-        states = dict(reader.items())
-        if view not in states:
+        states = view_states(self.root, self.blob, view)
+        if states is None:
             raise NotFound(f"item {item_text(view)[:8]} is not in the snapshot")
-        parents = {item: ItemId(state.parent) if state.parent else None for item, state in states.items()}
-        tree = Tree(parents.get, decode_moves(self.blob(self.root.tree), self.blob))
-        below: dict[ItemId | None, set[ItemId]] = defaultdict(set)
-        for item in states:
-            for parent in (tree.home(item), *tree.embeddings(item)):
-                below[parent].add(item)
-        closure, front = {view}, [view]
-        while front:
-            fresh = below[front.pop()] - closure
-            closure |= fresh
-            front.extend(fresh)
-        return {item: self._record(reader, states[item]) for item in sorted(closure)}
+        return {item: self._record(reader, states[item]) for item in sorted(states)}
+
+    def unplaced(self) -> tuple[Cid, bytes]:
+        """The state root as programs wrote it that knew no placements: what their epochs and files name."""
+        return unplaced_root(self.root)
 
     def _record(self, reader: TreeReader, state: pb.ItemState) -> ItemRecord:
         whole = pb.ItemState()
@@ -133,22 +129,25 @@ def take_snapshot(runtime: "PartyRuntime") -> Snapshot:
     blobs: dict[Cid, bytes] = {}
     if runtime.items is None or not runtime.writable or runtime.blobs is None:
         runtime.state.settle()
-        top = build(_all_encoded(runtime, blobs), blobs.__setitem__)
+        items, placements = _all_encoded(runtime, blobs)
+        top, placed = build(items, blobs.__setitem__), build_placements(placements, blobs.__setitem__)
         moves = encode_moves(runtime.state.tree.moves, blobs.__setitem__)
-        return replace(_finish(runtime, top, moves, blobs), unsaved=blobs, new_bytes=sum(map(len, blobs.values())))
+        snapshot = _finish(runtime, top, placed, moves, blobs)
+        return replace(snapshot, unsaved=blobs, new_bytes=sum(map(len, blobs.values())))
     runtime.checkpoint()
     updated = _update_tree(runtime, runtime.items, runtime.blobs, blobs)
+    places = bring_up_to_date(runtime.items, runtime.blobs, blobs)
     moves = runtime.move_chunks.encode(runtime.state.tree, blobs.__setitem__, runtime.blobs.missing)
-    snapshot = _finish(runtime, updated.top, moves, blobs)
+    snapshot = _finish(runtime, updated.top, places.top, moves, blobs)
     # One durable commit of all blobs, before the nodes that name them.
     missing = runtime.blobs.missing(blobs)
     runtime.blobs.put_many({cid: blobs[cid] for cid in missing})
-    runtime.items.save_tree(updated.nodes, updated.encoded.items())
+    runtime.items.save_tree(updated.nodes, updated.encoded.items(), places.nodes)
     return replace(snapshot, new_blobs=len(missing), new_bytes=sum(len(blobs[cid]) for cid in missing))
 
 
-def _finish(runtime: "PartyRuntime", top: TreeTop, moves: bytes, blobs: dict[Cid, bytes]) -> Snapshot:
-    """Add the blobs above the tree."""
+def _finish(runtime: "PartyRuntime", top: TreeTop, placed: TreeTop, moves: bytes, blobs: dict[Cid, bytes]) -> Snapshot:
+    """Add the blobs above the trees."""
     processor = runtime.processor
     membership = membership_state(processor.membership.machine)
     moves_cid, membership_cid = cid_of(moves, PROTOBUF), cid_of(membership, PROTOBUF)
@@ -164,6 +163,7 @@ def _finish(runtime: "PartyRuntime", top: TreeTop, moves: bytes, blobs: dict[Cid
         membership_root=membership_cid,
         index_root=top.cid,
         tree=moves_cid,
+        placements=placed.cid,
     )
     blobs[cid] = data
     return Snapshot(cid_text(cid), read_state_root(data), data, timeframe, runtime, 0, 0, {})
@@ -246,10 +246,14 @@ def _encoded(
     return data
 
 
-def _all_encoded(runtime: "PartyRuntime", blobs: dict[Cid, bytes]) -> list[tuple[ItemId, EncodedItem]]:
-    found = []
+def _all_encoded(
+    runtime: "PartyRuntime", blobs: dict[Cid, bytes]
+) -> tuple[list[tuple[ItemId, EncodedItem]], list[Placement]]:
+    """All items, and where they stand."""
+    found, placements = [], list[Placement]()
     for item in runtime.all_items():
         record = runtime.state.record(item)
         assert record is not None
         found.append((item, encode_item(encode_record(record), blobs.__setitem__)))
-    return found
+        placements += placements_of(item, record.genesis.parent, record.genesis.inception_key)
+    return found, placements

@@ -22,10 +22,10 @@ from echostore.kernel.limits import BLOB_BYTES_MAX
 from echostore.peer.party import Party
 from echostore.store.feed_store import FeedStore, Ingested
 from echostore.store.meta_store import KnownParty, PartyState
+from echostore.wire.base_epoch import snapshot_blobs
 from echostore.wire.car import read_car, write_car
 from echostore.wire.cids import PROTOBUF, RAW, cid_from_text, cid_of, cid_text
 from echostore.wire.generated import archive_pb2 as pb
-from echostore.wire.items import move_chunks
 from echostore.wire.signing import verify
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ def export_party(party: Party, path: Path, progress: Progress | None = None) -> 
         manifest, total = _manifest(party, cid_from_text(snapshot.cid))
         manifest_bytes = manifest.SerializeToString(deterministic=True)
         roots = [cid_of(manifest_bytes, PROTOBUF), cid_from_text(snapshot.cid)]
-        reachable = [*snapshot.reader().reachable(), snapshot.root.membership_root, snapshot.root.tree]
-        reachable += move_chunks(snapshot.blob(snapshot.root.tree))
+        reachable = list(dict.fromkeys(snapshot_blobs(snapshot.root, snapshot.blob)))
 
         def blocks() -> Iterator[tuple[Cid, bytes]]:
             yield roots[0], manifest_bytes
@@ -125,7 +124,7 @@ def _import(
         party = peer.party(key)
         _Intake(party, manifest, progress).take(blocks)
         claimed = cid_text(Cid(manifest.state_root))
-        found = party.snapshot().cid if fresh else claimed
+        found = _own_state(party, claimed) if fresh else claimed
         if found != claimed:
             raise Corrupt(
                 f"the feeds in {path} give the state {found}, the file claims {claimed}",
@@ -137,6 +136,13 @@ def _import(
             peer.forget_party(key)
         raise
     return party
+
+
+def _own_state(party: Party, claimed: str) -> str:
+    """The CID of the party's state; in the encoding of earlier programs where that is what a file claims."""
+    snapshot = party.snapshot()
+    unplaced = cid_text(snapshot.unplaced()[0])
+    return unplaced if claimed == unplaced else snapshot.cid
 
 
 def _manifest(party: Party, state_root: Cid) -> tuple[pb.Manifest, int]:

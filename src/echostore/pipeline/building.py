@@ -37,7 +37,7 @@ from echostore.pipeline.output.table_schemas import (
 )
 from echostore.pipeline.output.writing import Collect, Place, write_frames, write_item_tables
 from echostore.pipeline.rejecting import all_rejects, lacking
-from echostore.pipeline.schemas import ITEM_STATES, MOVES, ROOTS, STATE_INDEX, TOPS
+from echostore.pipeline.schemas import ITEM_STATES, MOVES, PLACE_TOPS, ROOTS, STATE_INDEX, TOPS
 from echostore.pipeline.schemas import REJECTS as STAGE_REJECTS
 from echostore.pipeline.stages.bundles import unbundled
 from echostore.pipeline.stages.by_party import PARTY_TASK_BYTES, Rows, as_frame, gathered, run_by_party
@@ -52,8 +52,11 @@ from echostore.pipeline.stages.standing import STANDING, Bases, above_bases, che
 
 Files = dict[str, list[NamedFile]]
 
-FORGOTTEN = {"state_index": STATE_INDEX, "tops": TOPS, "moves": MOVES}
+FORGOTTEN = {"state_index": STATE_INDEX, "tops": TOPS, "place_tops": PLACE_TOPS, "moves": MOVES}
 """Kinds whose rows of a party are dropped when it is built from scratch."""
+
+UNNAMED = frozenset({"rejects", "place_changes"})
+"""Kinds that later stages of the build read, and that no commit names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,9 +250,11 @@ def _fold(
     seeds: Files = {}
     if seeded:
         cuts = _of_parties(_data(ordered.cuts, ["party", "feed", "length"]), frozenset(seeded.hashes()))
-        check_reached(seeded, gathered(cuts))
+        reached = gathered(cuts)
+        check_reached(seeded, reached)
+        now = dict(zip(*reached.group_by("party").aggregate([("length", "sum")]).to_pydict().values(), strict=True))
         before = StatesBefore(str(job.out), rebased, instead["state_index"], instead["tops"]) if rebased else None
-        seeds = seed(job.spark, seeded, job.place, job.turn, job.collect, before)
+        seeds = seed(job.spark, seeded, job.place, job.turn, job.collect, now, before)
         instead = {kind: (*named, *seeds.get(kind, ())) for kind, named in instead.items()}
     inputs = Inputs(
         spark=job.spark,
@@ -274,7 +279,7 @@ def _fold(
         outcome = reduce_items(inputs)
         told.rows = sum(file.rows for file in outcome.files["states"])
         told.rows_before = outcome.blocks
-    files: Files = {kind: list(named) for kind, named in outcome.files.items() if kind != "rejects"}
+    files: Files = {kind: list(named) for kind, named in outcome.files.items() if kind not in UNNAMED}
     files["states"] = [*seeds.get("states", ()), *files["states"]]
     files["blobs"] = [*seeds.get("blobs", ()), *files["blobs"]]
     index = (*instead["state_index"], *outcome.files["state_index"])
@@ -293,6 +298,9 @@ def _fold(
                 index=index,
                 tops=(*instead["tops"], *outcome.files["tops"]),
                 moves=moves,
+                place_tops=instead["place_tops"],
+                place_changes=(*seeds.get("place_changes", ()), *outcome.files["place_changes"]),
+                again=outcome.again,
             )
         )
         told.rows = sum(file.rows for file in snapshots.files.get("blobs", ()))

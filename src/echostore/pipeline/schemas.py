@@ -137,6 +137,52 @@ TOPS = pa.schema(
     ]
 )
 
+# Placements that are there after a round, or not: of items that came, went, or were folded again. Of one placement the row
+# with the highest turn counts. `key` is that of the placement tree, `bucket` its first nibbles.
+PLACE_CHANGES = pa.schema(
+    [
+        pa.field("party", pa.binary(), nullable=False),
+        pa.field("bucket", pa.string(), nullable=False),
+        pa.field("turn", pa.int64(), nullable=False),
+        pa.field("key", pa.binary(), nullable=False),
+        pa.field("placement", pa.binary(), nullable=False),
+        pa.field("gone", pa.bool_(), nullable=False),
+    ]
+)
+
+# The placements of a bucket, 32 bytes each, ascending by key: all of them, or what came and went since the row before.
+# `nodes` are the TREE_NODES after it, packed.
+PLACE_LISTS = pa.schema(
+    [
+        pa.field("party", pa.binary(), nullable=False),
+        pa.field("bucket", pa.string(), nullable=False),
+        pa.field("added", pa.binary(), nullable=False),
+        pa.field("gone", pa.binary(), nullable=False),
+        pa.field("nodes", pa.binary(), nullable=False),
+    ]
+)
+
+# The top of a bucket of the placement tree, and the row group that has its row of PLACE_LISTS. Few placements are here
+# themselves (`entries`, as in a list), because whether they form a page of their own depends on the neighbours; such a
+# row has no list, and is whole. Of one bucket the rows from the last `whole` one on make its list. All buckets of a party
+# are of one depth: that of its last row.
+PLACE_TOPS = pa.schema(
+    [
+        pa.field("party", pa.binary(), nullable=False),
+        pa.field("bucket", pa.string(), nullable=False),
+        pa.field("turn", pa.int64(), nullable=False),
+        pa.field("whole", pa.bool_(), nullable=False),
+        pa.field("cid", pa.binary()),
+        pa.field("count", pa.int64(), nullable=False),
+        pa.field("entries", pa.binary()),
+        pa.field("path", pa.string()),
+        pa.field("sha256", pa.string()),
+        pa.field("bytes", pa.int64()),
+        pa.field("group", pa.int64()),
+        pa.field("rows", pa.int64()),
+    ]
+)
+
 # snapshot: one row per party. `unknown` names models in use that the job does not have (comma-separated): no CID then.
 ROOTS = pa.schema(
     [
@@ -153,7 +199,7 @@ ROOTS = pa.schema(
 
 # The state of an item after this run. `state` is an ItemState with its whole model state inside; `encoded` what stands
 # for it in a page, where that differs; `native` a model's own faster form; `guarded`: it has access rules.
-# `gone`: it exists no more.
+# `gone`: it exists no more. `inception`: the key of a view.
 ITEM_STATES = pa.schema(
     [
         pa.field("party", pa.binary(), nullable=False),
@@ -163,6 +209,7 @@ ITEM_STATES = pa.schema(
         pa.field("model", pa.string(), nullable=False),
         pa.field("version", pa.int64(), nullable=False),
         pa.field("parent", pa.binary()),
+        pa.field("inception", pa.binary()),
         pa.field("genesis_depth", pa.int64(), nullable=False),
         pa.field("guarded", pa.bool_(), nullable=False),
         pa.field("state", pa.binary(), nullable=False),

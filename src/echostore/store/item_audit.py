@@ -10,6 +10,7 @@ from echostore.store.item_groups import count_item, count_reference, touch_value
 from echostore.store.item_store import ItemStore
 from echostore.store.item_tables import ItemRow
 from echostore.store.lent_states import GetBlob
+from echostore.store.placement_rows import PLACEMENTS_SINCE
 from echostore.store.row_checks import TOTAL_MASK, Group, Tally, property_key, sum_of
 from echostore.store.sqlite import Row
 
@@ -51,6 +52,9 @@ def _sealed_rows(store: ItemStore) -> int:
     for (path,) in _rows(store, "nodes", "path"):
         if store.node(path) is None:
             raise store.damage("a node of the snapshot tree is missing")
+    for (path,) in _rows(store, "placement_nodes", "path") if store.database.version >= PLACEMENTS_SINCE else ():
+        if store.placements.node(path) is None:
+            raise store.damage("a node of the placement tree is missing")
     return len(items)
 
 
@@ -66,6 +70,9 @@ def _groups(store: ItemStore) -> None:
         tally.add(Group.TOUCHES, item, touch_value(number, seq))
     for (item,) in _rows(store, "tree_dirty", "item"):
         tally.add(Group.DIRTY, b"", crc32(item))
+    if store.database.version >= PLACEMENTS_SINCE:
+        for (placement,) in _rows(store, "placement_dirty", "placement"):
+            tally.add(Group.PLACEMENTS, b"", crc32(placement))
     for group, table in _READ_WHOLE.items():
         for row in _rows(store, table, "*"):
             tally.add(group, b"", sum_of([row]))

@@ -8,6 +8,7 @@ correspond to, the rejects list and the cached nodes of the snapshot tree always
     states     encoded records                        touches  which blocks wrote which item
     moves      the tree's explicit moves              nodes    snapshot tree nodes by path
     tallies    what each group of rows should hold     lent     items whose state is read from the tree's pages
+    placement_nodes, placement_dirty: the tree of placements (`placement_rows`)
 
 Rows carry check values (`row_checks`), and every read compares them: damage is `Corrupt`, never another answer. A
 writer then leaves a mark beside the file, and the next writing open makes the items anew from the feeds.
@@ -24,10 +25,12 @@ from echostore.kernel.errors import Corrupt
 from echostore.kernel.ids import Cid, FeedId, ItemId, item_text
 from echostore.kernel.items.operations import Reject
 from echostore.kernel.snapshot import BELOW_END, LABELS, TreeTop, key_bounds
+from echostore.store.damage_mark import mark_damaged
 from echostore.store.item_groups import TOUCH_SHIFT, count_item, count_reference, touch_value
 from echostore.store.item_tables import SCHEMA, Checkpoint, CursorRow, ItemRow, MoveRow, StateRow, TreeRow
 from echostore.store.lent_states import LOOK_UP_ROWS, GetBlob, LentStates
 from echostore.store.node_changes import NodeChanges
+from echostore.store.placement_rows import PlacementChanges, PlacementRows
 from echostore.store.row_checks import (
     TOTAL_MASK,
     Group,
@@ -46,9 +49,6 @@ from echostore.store.sqlite import Connect, Database, Row, connect_file
 from echostore.store.tree_moves import save_moves
 
 __all__ = ["Checkpoint", "CursorRow", "ItemRow", "ItemStore", "MoveRow", "NodeChanges", "StateRow", "TreeRow"]
-
-DAMAGE_MARK = ".damaged"
-"""Ends the name of the empty file that says: do not use what stands beside it."""
 
 LEND_PAGES = 64
 """Pages whose items one transaction lends: some thousand."""
@@ -91,6 +91,7 @@ class ItemStore:
             raise
         self._feed_numbers: dict[FeedId, int] = {FeedId(feed): number for number, feed in rows}
         self._lent = LentStates(self.database, self.damage)
+        self.placements = PlacementRows(self.database, self.damage)
 
     def read_pages_with(self, get: GetBlob) -> None:
         """Where the blobs of the snapshot tree are: some states are only there."""
@@ -173,6 +174,7 @@ class ItemStore:
 
     def _put_items(self, rows: Sequence[ItemRow], gone: Sequence[ItemId], tally: Tally) -> None:
         old = {row.item: row for row in self._items([*(row.item for row in rows), *gone])}
+        self.placements.note(old, rows, gone, tally)
         for item in gone:
             if item in old:
                 count_item(old[item], -1, tally)
@@ -292,8 +294,10 @@ class ItemStore:
             tally.save(self.database)
             self.database.insert("DELETE FROM rejects WHERE feed = ? AND seq = ? AND position = ?", gone)
 
-    def save_tree(self, nodes: NodeChanges, encoded: Iterable[tuple[ItemId, bytes]]) -> None:
-        """The snapshot tree is up to date: keep its nodes and forget which items were dirty."""
+    def save_tree(
+        self, nodes: NodeChanges, encoded: Iterable[tuple[ItemId, bytes]], placed: PlacementChanges | None = None
+    ) -> None:
+        """The snapshot tree is up to date, and that of placements where it is given: keep nodes, forget what was dirty."""
         database = self.database
         with database.transaction():
             for path in nodes.forgotten:
@@ -306,6 +310,8 @@ class ItemStore:
             )
             database.execute("DELETE FROM tree_dirty")
             set_tally(database, Group.DIRTY, b"", 0, 0)
+            if placed is not None:
+                self.placements.save(placed)
 
     def lend(self, keep: frozenset[ItemId]) -> None:
         """Hold the states no longer that the snapshot tree has just so, but for those to be kept; in small steps.
@@ -378,7 +384,7 @@ class ItemStore:
             for (table,) in self.database.rows("SELECT name FROM sqlite_schema WHERE type = 'table'"):
                 self.database.execute(f"DELETE FROM {table}")
         self._feed_numbers.clear()
-        self._lent.any = False
+        self._lent.any = self.placements.known = False
 
     def forget_tree(self) -> None:
         """The blobs of the snapshot tree are gone: nothing of it is known any more."""
@@ -559,21 +565,6 @@ class ItemStore:
         if not all(isinstance(item, bytes) for item in found):
             raise self.damage("a row is not what was written")
         return found
-
-
-def mark_damaged(path: Path) -> None:
-    """Say of an items.db that it is not to be used: the next writing open makes it anew."""
-    path.with_name(path.name + DAMAGE_MARK).touch()
-
-
-def is_marked(path: Path) -> bool:
-    return path.with_name(path.name + DAMAGE_MARK).exists()
-
-
-def discard(path: Path) -> None:
-    """Remove an items.db, its log, and the mark last: a crash in between leaves the mark."""
-    for suffix in ("", "-wal", "-shm", DAMAGE_MARK):
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
 def _key(item: ItemId) -> bytes:

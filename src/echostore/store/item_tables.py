@@ -110,6 +110,13 @@ SCHEMA = Schema(
         ),
         # States that the snapshot tree has need not be here as well: `no` is the start of an item's key (lent_states).
         ("CREATE TABLE lent (no INTEGER PRIMARY KEY)",),
+        # The placement tree: the next snapshot makes it from all items (placement_rows).
+        (
+            """CREATE TABLE placement_nodes (
+                path TEXT PRIMARY KEY, cid BLOB NOT NULL, count INTEGER NOT NULL, size INTEGER NOT NULL, seal INTEGER
+                ) WITHOUT ROWID""",
+            "CREATE TABLE placement_dirty (placement BLOB PRIMARY KEY) WITHOUT ROWID",
+        ),
     ),
 )
 

@@ -54,6 +54,8 @@ class Group(IntEnum):
     MOVES = 15
     REJECTS = 16
     FEEDS = 17
+    PLACEMENTS = 18
+    """Placements that changed since the last snapshot []."""
 
 
 def seal_of(columns: Sequence[Any]) -> int:

@@ -27,6 +27,7 @@ from echostore.kernel.snapshot import Path, StateRoot
 from echostore.wire.epochs import FeedCut, cut_pages, read_cut
 from echostore.wire.generated import snapshot_pb2 as pb
 from echostore.wire.items import decode_moves, decode_record, move_chunks
+from echostore.wire.placements import PlacementReader
 from echostore.wire.snapshot import read_state_root
 from echostore.wire.tree_nodes import IndexNode
 from echostore.wire.tree_reader import Get, TreeReader
@@ -76,6 +77,8 @@ class BaseEpoch:
         self.root: StateRoot = read_state_root(self._need(name.snapshot))
         self.cuts: dict[FeedId, FeedCut] = {feed_id(cut.feed): cut for cut in self._read_cuts()}
         self.reader = TreeReader(self.root.index_root, get)
+        top = self.root.placements
+        self.placements = None if top is None else PlacementReader(top, get)
 
     @staticmethod
     def of_snapshot(number: int, snapshot: Cid, get: Get, factory: ModelFactory) -> "BaseEpoch":
@@ -108,11 +111,11 @@ class BaseEpoch:
     def record(self, item: ItemId) -> ItemRecord | None:
         """One item as the base has it."""
         state = self.reader.item(item)
-        return None if state is None else self._record(state)
+        return None if state is None else self.record_of(state)
 
     def records(self) -> Iterator[ItemRecord]:
         for _, state in self.reader.items():
-            yield self._record(state)
+            yield self.record_of(state)
 
     def states_below(self, prefix: Path) -> Iterator[pb.ItemState]:
         """The items whose keys begin with some nibbles, in the order of their keys."""
@@ -133,10 +136,7 @@ class BaseEpoch:
         yield self.name.snapshot
         yield self.name.cut
         yield from cut_pages(self._need(self.name.cut))
-        yield self.root.membership_root
-        yield self.root.tree
-        yield from move_chunks(self._need(self.root.tree))
-        yield from self.reader.reachable()
+        yield from snapshot_blobs(self.root, self._need)
 
     def whole_state(self, state: pb.ItemState) -> bytes:
         """An item's bytes with its model state inside, also where that is in chunks of its own."""
@@ -148,7 +148,8 @@ class BaseEpoch:
         whole.ClearField("state_cids")
         return whole.SerializeToString(deterministic=True)
 
-    def _record(self, state: pb.ItemState) -> ItemRecord:
+    def record_of(self, state: pb.ItemState) -> ItemRecord:
+        """The record of an item whose state was read out of the tree."""
         return decode_record(self.whole_state(state), self._factory)
 
     def blob(self, cid: Cid) -> bytes:
@@ -160,6 +161,16 @@ class BaseEpoch:
         if data is None:
             raise Corrupt("a blob of the party's base epoch is missing")
         return data
+
+
+def snapshot_blobs(root: StateRoot, get: Callable[[Cid], bytes]) -> Iterator[Cid]:
+    """All blobs below a state root, names before what they lead to; one may come more than once."""
+    yield root.membership_root
+    yield root.tree
+    yield from move_chunks(get(root.tree))
+    yield from TreeReader(root.index_root, get).reachable()
+    if root.placements is not None:
+        yield from PlacementReader(root.placements, get).reachable()
 
 
 def load_base(about: Callable[[str], bytes | None], get: Get, factory: ModelFactory) -> BaseEpoch | None:

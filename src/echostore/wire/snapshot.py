@@ -8,6 +8,7 @@ ask which of them was meant. Everything wrong with received bytes raises `Corrup
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NewType, TypeVar
 
@@ -19,6 +20,7 @@ from echostore.kernel.limits import BLOB_BYTES_MAX, SEQ_MAX
 from echostore.kernel.snapshot import (
     ENCODING_VERSION,
     INLINE_STATE_BYTES_MAX,
+    READ_VERSIONS,
     ModelVersion,
     StateRoot,
     TimeframeEntry,
@@ -53,8 +55,12 @@ def state_root_bytes(
     membership_root: Cid,
     index_root: Cid,
     tree: Cid,
+    placements: Cid | None,
 ) -> tuple[Cid, bytes]:
-    """The CID of a snapshot and its state root. Feeds and models may come in any order and models repeatedly."""
+    """The CID of a snapshot and its state root. Feeds and models may come in any order and models repeatedly.
+
+    Without placements it is a root as earlier programs wrote it, for who recomputes one of theirs.
+    """
     root = StateRoot(
         party=party,
         timeframe=tuple(sorted(timeframe)),
@@ -65,6 +71,7 @@ def state_root_bytes(
         membership_root=membership_root,
         index_root=index_root,
         tree=tree,
+        placements=placements,
     )
     problem = _root_problem(root)
     assert not problem, f"a state root with {problem}: {root}"
@@ -79,13 +86,16 @@ def read_state_root(data: bytes) -> StateRoot:
     if len(data) > BLOB_BYTES_MAX:
         raise Corrupt(f"a state root of {len(data)} bytes is larger than a blob may be")
     message = canonical_message(pb.StateRoot, data, "a state root")
-    if message.encoding_version != ENCODING_VERSION:
-        what = f"a state root of encoding version {message.encoding_version}, this program reads {ENCODING_VERSION}"
+    if message.encoding_version not in READ_VERSIONS:
+        versions = " and ".join(map(str, READ_VERSIONS))
+        what = f"a state root of encoding version {message.encoding_version}, this program reads {versions}"
         if message.encoding_version > ENCODING_VERSION:
             raise Corrupt(what, next_step="Update echostore on this device.")
         raise OldEncoding(
             what, next_step="Start from a newer epoch, or from the history: who holds it makes the snapshot anew."
         )
+    if (message.encoding_version == ENCODING_VERSION) != bool(message.placements):
+        raise Corrupt(f"a state root of encoding version {message.encoding_version} that has other fields")
     root = StateRoot(
         party=PartyKey(message.party),
         timeframe=tuple(TimeframeEntry(FeedKey(e.feed_key), e.seq, Link(e.link)) for e in message.timeframe),
@@ -96,11 +106,18 @@ def read_state_root(data: bytes) -> StateRoot:
         membership_root=Cid(message.membership_root),
         index_root=Cid(message.index_root),
         tree=Cid(message.tree),
+        placements=Cid(message.placements) if message.placements else None,
     )
     problem = _root_problem(root)
     if problem:
         raise Corrupt(f"a state root with {problem}")
     return root
+
+
+def unplaced_root(root: StateRoot) -> tuple[Cid, bytes]:
+    """The same state without its placements, as a root of the version before."""
+    data = _root_message(replace(root, placements=None)).SerializeToString(deterministic=True)
+    return cid_of(data, PROTOBUF), data
 
 
 def encode_item(state: pb.ItemState, put: Put) -> EncodedItem:
@@ -184,6 +201,7 @@ def _root_message(root: StateRoot) -> pb.StateRoot:
         membership_root=root.membership_root,
         index_root=root.index_root,
         tree=root.tree,
+        placements=root.placements or b"",
     )
 
 
@@ -201,6 +219,9 @@ def _root_problem(root: StateRoot) -> str:
         return f"a base epoch of {len(root.base_epoch)} bytes"
     if not all(each.model for each in root.models) or not strictly_ascending(list(root.models)):
         return "models that are unnamed, repeated or out of order"
-    if not all(is_node_cid(cid) for cid in (root.membership_root, root.index_root, root.tree)):
+    roots = [root.membership_root, root.index_root, root.tree]
+    if root.placements is not None:
+        roots.append(root.placements)
+    if not all(map(is_node_cid, roots)):
         return "a root that is not named by a protobuf CID"
     return ""

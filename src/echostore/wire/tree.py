@@ -3,7 +3,8 @@
     build    all items -> nodes, for an epoch made from scratch and for Spark
     update   the items that changed -> the nodes above them, for a peer that keeps (path -> top) in its store
 
-Both give the same nodes for the same items. Blobs leave through `put`, children before their parents: a crash leaves
+Both give the same nodes for the same items. What a tree holds is its `Kind`: items here, placements in
+`echostore.wire.placements`; all else is the same for both. Blobs leave through `put`, children before their parents: a crash leaves
 blobs that nobody names, never a name without its blob. `update` hands out nothing before it has computed everything,
 so a failing store port leaves the cache as it was.
 """
@@ -12,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Protocol
+from typing import Any, Final, Protocol
 
 from echostore.kernel.errors import Corrupt, TooLarge
 from echostore.kernel.ids import Cid, ItemId
@@ -127,7 +128,7 @@ class Part:
     size: int
     top: TreeTop | None = None
     """The node that stands there already."""
-    items: "_Entries | None" = None
+    items: "Entries | None" = None
     page: WholePage | None = None
     """The items as a page that is ready."""
 
@@ -136,14 +137,16 @@ class Part:
         """Items that have no node yet."""
         if isinstance(items, WholePage):
             return Part(items.count, len(items.data), page=items)
-        entries = _sorted_entries(items, path)
+        return Part.holding(Entries.of(ITEMS, items, path))
+
+    @staticmethod
+    def holding(entries: "Entries") -> "Part":
         return Part(len(entries.keys), sum(entries.sizes), items=entries)
 
     @staticmethod
-    def among(entries: "_Entries", path: Path) -> "Part":
+    def among(entries: "Entries", path: Path) -> "Part":
         """Of some items those below `path`."""
-        mine = entries.cut(entries.below(path))
-        return Part(len(mine.keys), sum(mine.sizes), items=mine)
+        return Part.holding(entries.cut(entries.below(path)))
 
     @staticmethod
     def standing(top: TreeTop) -> "Part":
@@ -157,16 +160,21 @@ def build(
 
     With a `path`, the subtree of the items below it: jobs that share the work build subtrees and `join` them.
     """
-    return _grow(_sorted_entries(items, path), path, put, _keep_nothing if cache is None else cache.keep)
+    return grow(Entries.of(ITEMS, items, path), put, cache=cache, path=path)
 
 
 def build_keyed(
     keys: list[ItemKey], items: list[tuple[ItemId, EncodedItem]], put: Put, *, cache: NodeCache, path: Path
 ) -> TreeTop:
     """`build` for who has the items ascending by their keys, and these with them."""
-    entries = _Entries(keys, items, [entry_bytes(len(encoded)) for _, encoded in items])
+    entries = Entries(ITEMS, keys, items, [entry_bytes(len(encoded)) for _, encoded in items])
     _check_order(entries, path)
-    return _grow(entries, path, put, cache.keep)
+    return grow(entries, put, cache=cache, path=path)
+
+
+def grow(entries: "Entries", put: Put, *, cache: NodeCache | None, path: Path) -> TreeTop:
+    """The node at `path` over entries of any kind, all of which are below it."""
+    return _grow(entries, path, put, _keep_nothing if cache is None else cache.keep)
 
 
 def join(parts: Mapping[str, Part], put: Put, *, path: Path = "") -> Part:
@@ -177,7 +185,7 @@ def join(parts: Mapping[str, Part], put: Put, *, path: Path = "") -> Part:
     there = {nibble: part for nibble, part in parts.items() if part.count}
     count, size = weight_of(there.values())
     if is_page(len(path), count, size):
-        return Part(count, size, items=_Entries.joined(_items_of(part) for _, part in sorted(there.items())))
+        return Part(count, size, items=Entries.joined(_items_of(part) for _, part in sorted(there.items())))
     return Part.standing(_index(there, path, _no_items, put, _keep_nothing, branch_labels(len(path), there)))
 
 
@@ -201,12 +209,20 @@ def update_below(
     cache: NodeCache, dirty: Iterable[ItemId], items_under: ItemsUnder, put: Put, *, path: Path
 ) -> TreeTop | None:
     """The same for the subtree at `path`, of which `cache` knows the nodes; None when no item is left below it."""
-    keys = sorted(item_key(item) for item in dirty)
+
+    def parts_under(below: Path) -> Part:
+        return Part.of(items_under(below), below)
+
+    return renew(cache, sorted(map(item_key, dirty)), parts_under, put, path=path)
+
+
+def renew(cache: NodeCache, keys: list[ItemKey], parts_under: "PartsUnder", put: Put, *, path: Path) -> TreeTop | None:
+    """`update_below` for entries of any kind: those with these keys, which ascend, have changed."""
     old = cache.node(path)
     if old and not keys:
         return old
     staged = _Staged()
-    part = _renew(cache, keys, items_under, path, staged)
+    part = _renew(cache, keys, parts_under, path, staged)
     top = part.top
     if top is None and path and not part.count:
         staged.keep(path, None)
@@ -237,11 +253,11 @@ class _Staged:
         self.nodes.append((path, top))
 
 
-def _renew(cache: NodeCache, keys: list[ItemKey], items_under: ItemsUnder, path: Path, staged: _Staged) -> Part:
+def _renew(cache: NodeCache, keys: list[ItemKey], parts_under: "PartsUnder", path: Path, staged: _Staged) -> Part:
     """What is below `path` after the items with these keys have changed. Pages are the caller's: it may join several."""
     old = cache.node(path)
     if old is None or is_page(len(path), old.count, old.size):
-        return _part(Part.of(items_under(path), path), path, staged)
+        return _part(parts_under(path), path, staged)
     blobs_before, nodes_before = len(staged.blobs), len(staged.nodes)
     branches = dict(cache.branches(path))
     if weight_of(branches.values()) != (old.count, old.size):
@@ -258,18 +274,18 @@ def _renew(cache: NodeCache, keys: list[ItemKey], items_under: ItemsUnder, path:
     for label, below in dirty.items():
         parts.pop(label, None)
         if label in NIBBLES:
-            parts[label] = _renew(cache, below, items_under, path + label, staged)
+            parts[label] = _renew(cache, below, parts_under, path + label, staged)
         else:
-            parts |= _renewed_run(Part.of(items_under(path + label), path + label), path, label, staged)
+            parts |= _renewed_run(parts_under(path + label), path, label, staged)
     parts = {label: part for label, part in parts.items() if part.count}
     if is_page(len(path), *weight_of(parts.values())):
         # So many items went away that the branches fold into one page: what was just staged for them is void.
         del staged.blobs[blobs_before:], staged.nodes[nodes_before:]
         staged.keep(path, None)
-        return Part.of(items_under(path), path)
+        return parts_under(path)
     same = parts.keys() == branches.keys() and stays_divided(len(path), parts, dirty)
     labels = sorted(branches, key=_first_nibble) if same else branch_labels(len(path), parts)
-    top = _index(parts, path, items_under, staged.put, staged.keep, labels, gone=branches)
+    top = _index(parts, path, parts_under, staged.put, staged.keep, labels, gone=branches)
     staged.keep(path, top)
     return Part.standing(top)
 
@@ -297,7 +313,7 @@ def _part(part: Part, path: Path, staged: _Staged) -> Part:
 def _index(
     parts: "Mapping[str, Part | TreeTop]",
     path: Path,
-    items_under: ItemsUnder,
+    parts_under: "PartsUnder",
     put: Put,
     keep: "Callable[[Path, TreeTop | None], None]",
     labels: list[str],
@@ -319,39 +335,64 @@ def _index(
             top = _put_node(part.page.data, part.count, part.size, put)
             keep(path + label, top)
         elif top is None:
-            read = (_items_of(parts[each], items_under, path + each) for each in within(label) if each in parts)
-            top = _put_page(_Entries.joined(read), put)
+            read = (_items_of(parts[each], parts_under, path + each) for each in within(label) if each in parts)
+            top = _put_page(Entries.joined(read), put)
             keep(path + label, top)
         branches.append((label, top))
     return _put_index(branches, put)
 
 
-def _items_of(part: Part | TreeTop, items_under: ItemsUnder | None = None, path: Path = "") -> "_Entries":
+def _items_of(part: Part | TreeTop, parts_under: "PartsUnder | None" = None, path: Path = "") -> "Entries":
     if isinstance(part, Part) and part.items is not None:
         return part.items
     if isinstance(part, Part) and part.page is not None:
-        return _sorted_entries(part.page, path)
-    assert items_under is not None, "a part that fits a page comes with its items"
-    return _sorted_entries(items_under(path), path)
+        return Entries.of(ITEMS, part.page, path)
+    assert parts_under is not None, "a part that fits a page comes with its items"
+    return _items_of(parts_under(path), path=path)
 
 
-def _no_items(path: Path) -> Iterable[tuple[ItemId, EncodedItem]]:
+def _no_items(path: Path) -> Part:
     raise AssertionError(f"the items below {path!r} were not given with their part")
 
 
 @dataclass(frozen=True, slots=True)
-class _Entries:
-    """Items in columns, ascending by key."""
+class Kind:
+    """What the entries of a tree are: the key of one, the bytes that it counts for, and how a page of them is written.
 
+    An entry is any value that these three understand. A page without entries is empty, whatever their kind.
+    """
+
+    key: Callable[[Any], ItemKey]
+    size: Callable[[Any], int]
+    page: Callable[[list[Any], int, Put], bytes]
+    """Of entries ascending by key and the sum of their sizes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """Entries of one kind in columns, ascending by key."""
+
+    kind: Kind
     keys: list[ItemKey]
-    items: list[tuple[ItemId, EncodedItem]]
+    items: list[Any]
     sizes: list[int]
 
     @staticmethod
-    def joined(several: "Iterable[_Entries]") -> "_Entries":
+    def of(kind: Kind, items: Iterable[Any], path: Path) -> "Entries":
+        """Entries in any order, all of them below `path`."""
+        keyed = sorted((kind.key(each), each) for each in items)
+        listed = [each for _, each in keyed]
+        entries = Entries(kind, [key for key, _ in keyed], listed, [kind.size(each) for each in listed])
+        _check_order(entries, path)
+        return entries
+
+    @staticmethod
+    def joined(several: "Iterable[Entries]") -> "Entries":
         """Those of neighbours, in the order of their keys."""
-        whole = _Entries([], [], [])
-        for each in several:
+        whole = Entries(ITEMS, [], [], [])
+        for at, each in enumerate(several):
+            whole = whole if at else Entries(each.kind, [], [], [])
+            assert whole.kind is each.kind, "entries of two kinds in one tree"
             whole.keys.extend(each.keys)
             whole.items.extend(each.items)
             whole.sizes.extend(each.sizes)
@@ -362,22 +403,15 @@ class _Entries:
         start = bisect_left(self.keys, path)
         return slice(start, bisect_left(self.keys, path + BELOW_END, start))
 
-    def cut(self, where: slice) -> "_Entries":
-        return _Entries(self.keys[where], self.items[where], self.sizes[where])
+    def cut(self, where: slice) -> "Entries":
+        return Entries(self.kind, self.keys[where], self.items[where], self.sizes[where])
 
 
-def _sorted_entries(items: Iterable[tuple[ItemId, EncodedItem]], path: Path) -> _Entries:
-    keyed = sorted((item_key(item), item, encoded) for item, encoded in items)
-    entries = _Entries(
-        [key for key, _, _ in keyed],
-        [(item, encoded) for _, item, encoded in keyed],
-        [entry_bytes(len(encoded)) for _, _, encoded in keyed],
-    )
-    _check_order(entries, path)
-    return entries
+PartsUnder = Callable[[Path], Part]
+"""All entries below a path as they are now, without a node."""
 
 
-def _check_order(entries: _Entries, path: Path) -> None:
+def _check_order(entries: Entries, path: Path) -> None:
     keys = entries.keys
     if keys:
         first, last = key_bounds(path)
@@ -394,20 +428,20 @@ def _keep_nothing(path: Path, top: TreeTop | None) -> None:
     """Where the nodes of a tree go that nobody is going to update."""
 
 
-def _grow(entries: _Entries, path: Path, put: Put, keep: _Keep) -> TreeTop:
+def _grow(entries: Entries, path: Path, put: Put, keep: _Keep) -> TreeTop:
     """The node at `path` over these entries."""
     sums = [0, *accumulate(entries.sizes)]
     return _grow_between(entries, sums, 0, len(entries.keys), path, put, keep)
 
 
 def _grow_between(
-    entries: _Entries, sums: list[int], start: int, end: int, path: Path, put: Put, keep: _Keep
+    entries: Entries, sums: list[int], start: int, end: int, path: Path, put: Put, keep: _Keep
 ) -> TreeTop:
     """The node over a stretch of entries, `sums` having the bytes before each. Recursion is as deep as the tree, 16 at
     most."""
     size = sums[end] - sums[start]
     if is_run(path) or is_page(len(path), end - start, size):
-        top = _put_items(entries.items[start:end], size, put)
+        top = _put_items(entries.kind, entries.items[start:end], size, put)
     else:
         cuts: dict[str, tuple[int, int]] = {}
         weights: dict[str, Weight] = {}
@@ -433,17 +467,15 @@ def _put_index(branches: list[tuple[str, TreeTop]], put: Put) -> TreeTop:
     return _put_node(index_bytes(branches), count, size, put)
 
 
-def _put_page(entries: _Entries, put: Put) -> TreeTop:
-    return _put_items(entries.items, sum(entries.sizes), put)
+def _put_page(entries: Entries, put: Put) -> TreeTop:
+    return _put_items(entries.kind, entries.items, sum(entries.sizes), put)
 
 
-def _put_items(items: list[tuple[ItemId, EncodedItem]], size: int, put: Put) -> TreeTop:
-    data = _page(items, put)
-    assert len(data) == size, f"a page of {len(data)} bytes, {size} were counted"
-    return _put_node(data, len(items), size, put)
+def _put_items(kind: Kind, items: list[Any], size: int, put: Put) -> TreeTop:
+    return _put_node(kind.page(items, size, put), len(items), size, put)
 
 
-def _page(items: list[tuple[ItemId, EncodedItem]], put: Put) -> bytes:
+def _page(items: list[tuple[ItemId, EncodedItem]], size: int, put: Put) -> bytes:
     small: list[bytes] = []
     large: list[bytes] = []
     for item, encoded in items:
@@ -456,7 +488,20 @@ def _page(items: list[tuple[ItemId, EncodedItem]], put: Put) -> bytes:
                 cids.append(cid_of(chunk, RAW))
                 put(cids[-1], chunk)
             large.append(large_item_bytes(item, cids))
-    return page_bytes(small, large)
+    data = page_bytes(small, large)
+    assert len(data) == size, f"a page of {len(data)} bytes, {size} were counted"
+    return data
+
+
+def _item_key(entry: tuple[ItemId, EncodedItem]) -> ItemKey:
+    return item_key(entry[0])
+
+
+def _item_size(entry: tuple[ItemId, EncodedItem]) -> int:
+    return entry_bytes(len(entry[1]))
+
+
+ITEMS: Final = Kind(_item_key, _item_size, _page)
 
 
 def _put_node(data: bytes, count: int, size: int, put: Put) -> TreeTop:

@@ -4,6 +4,7 @@
       ItemState    0a 10 <16-byte item id> ...                       embedded as it is, never encoded again
       LargeItem    0a 10 <16-byte item id> ( 12 24 <36-byte CID> )+
     index node   18 present   22 len ( <36-byte CID> )+   2a len ( count )+   32 len ( size )+
+    page of the placement tree   3a len ( <32-byte placement> )+           ascending by placement key
 
 By hand, because a page of ready-made item states is then a join of bytes (100,000 items in well under a second), and
 because opening one item of a page decodes that item alone. The bytes are those of the generated `TreeNode`.
@@ -27,9 +28,11 @@ from echostore.kernel.snapshot import (
     CID_BYTES,
     INLINE_ITEM_BYTES_MAX,
     LABELS,
+    PLACEMENT_BYTES,
     SPANS,
     ItemKey,
     Path,
+    Placement,
     TreeTop,
     Weight,
     branch_labels,
@@ -37,6 +40,7 @@ from echostore.kernel.snapshot import (
     is_run,
     item_key,
     key_bounds,
+    placement_key,
 )
 from echostore.wire.generated import snapshot_pb2 as pb
 from echostore.wire.snapshot import EncodedItem, is_node_cid, is_raw_cid
@@ -77,6 +81,22 @@ class Page:
     @property
     def count(self) -> int:
         return len(self.entries)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementPage:
+    """A leaf of the placement tree: its placements in ascending order of their keys."""
+
+    placements: tuple[Placement, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.placements)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the placements, without what is around them in the page."""
+        return PLACEMENT_BYTES * len(self.placements)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +160,12 @@ def index_bytes(branches: Iterable[tuple[str, TreeTop]]) -> bytes:
     ).SerializeToString()
 
 
+def placement_page_bytes(placements: Sequence[Placement]) -> bytes:
+    """A page of placements, ascending by their keys."""
+    joined = b"".join(placements)
+    return b"\x3a" + varint(len(joined)) + joined if joined else b""
+
+
 def large_item_bytes(item: ItemId, cids: Sequence[Cid]) -> bytes:
     return ITEM_HEAD + item + b"".join(_CID_HEAD + cid for cid in cids)
 
@@ -160,6 +186,27 @@ def parse_node(data: bytes, path: Path) -> Page | IndexNode:
     if data[:1] == b"\x18":
         return _parse_index(data, path)
     return _parse_page(data, path)
+
+
+def parse_placement_node(data: bytes, path: Path) -> PlacementPage | IndexNode:
+    """The node of a placement tree that may stand at `path` with these bytes; raises MalformedNode."""
+    if len(data) > BLOB_BYTES_MAX:
+        raise MalformedNode(f"a node of {len(data)} bytes")
+    if data[:1] == b"\x18":
+        return _parse_index(data, path)
+    return _parse_placements(data, path)
+
+
+def page_placements(data: bytes) -> tuple[Placement, ...]:
+    """The placements of a page, as they stand there; raises MalformedNode for another form, and looks at nothing else."""
+    if not data:
+        return ()
+    if data[0] != 0x3A:
+        raise MalformedNode(f"unexpected tag {data[0]:#04x} at byte 0")
+    size, start = _read_varint(data, 1)
+    if size != len(data) - start or size % PLACEMENT_BYTES:
+        raise MalformedNode(f"placements of {size} bytes in a page of {len(data)}")
+    return tuple(Placement(data[at : at + PLACEMENT_BYTES]) for at in range(start, len(data), PLACEMENT_BYTES))
 
 
 def small_items(data: bytes) -> dict[ItemId, EncodedItem]:
@@ -264,6 +311,23 @@ def _parse_page(data: bytes, path: Path) -> Page:
     if page_bytes((raw for _, raw in groups[0]), (raw for _, raw in groups[1])) != data:
         raise MalformedNode("a page that is not in its canonical encoding")
     return Page(tuple(entries), len(data))
+
+
+def _parse_placements(data: bytes, path: Path) -> PlacementPage:
+    if not data and path:
+        raise MalformedNode("an empty page below the top")
+    page = PlacementPage(page_placements(data))
+    if not is_page(len(path), page.count, page.size):
+        raise MalformedNode(f"a page of {page.count} placements, where an index node belongs")
+    keys = [placement_key(each) for each in page.placements]
+    if any(before >= after for before, after in pairwise(keys)):
+        raise MalformedNode("placements that are repeated or out of order")
+    first, last = key_bounds(path)
+    if keys and not (first <= keys[0] and keys[-1] <= last):
+        raise MalformedNode("a placement that lies elsewhere")
+    if placement_page_bytes(page.placements) != data:
+        raise MalformedNode("a page that is not in its canonical encoding")
+    return page
 
 
 _Group = list[tuple[ItemId, bytes]]

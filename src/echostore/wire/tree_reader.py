@@ -13,9 +13,9 @@ Walks keep their own stack; nothing here recurses. Blobs come through `get`, whi
 NotFound) for one that is not here; `MissingBlob` then names it, for who wants to fetch it and try again.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from echostore.kernel.errors import Corrupt, NotFound, TooLarge
 from echostore.kernel.ids import Cid, ItemId
@@ -24,6 +24,7 @@ from echostore.kernel.snapshot import (
     CHUNK_BYTES,
     INLINE_ITEM_BYTES_MAX,
     INLINE_STATE_BYTES_MAX,
+    SPANS,
     ItemKey,
     Path,
     TreeTop,
@@ -34,9 +35,22 @@ from echostore.kernel.snapshot import (
 from echostore.wire.cids import cid_text, matches
 from echostore.wire.generated import snapshot_pb2 as pb
 from echostore.wire.snapshot import decode_item, is_node_cid
-from echostore.wire.tree_nodes import IndexNode, MalformedNode, Page, PageEntry, large_item_cids, page_count, parse_node
+from echostore.wire.tree_nodes import (
+    IndexNode,
+    MalformedNode,
+    Page,
+    PageEntry,
+    PlacementPage,
+    large_item_cids,
+    page_count,
+    parse_node,
+    small_items,
+)
 
 Get = Callable[[Cid], bytes | None]
+
+P = TypeVar("P", Page, PlacementPage)
+"""What the pages of a tree are."""
 
 NODES_MAX: Final = 1 << 20
 """Nodes that one walk reads: about two million items. Who knows a larger party passes more."""
@@ -51,8 +65,8 @@ PROBLEMS_MAX: Final = 100
 class BadBlob(Corrupt):
     """A blob of the tree does not match its CID or can't stand where it does."""
 
-    def __init__(self, cid: Cid, path: Path, what: str) -> None:
-        super().__init__(f"Blob {cid_text(cid)} at path {path!r} of the item tree: {what}.")
+    def __init__(self, cid: Cid, path: Path, what: str, *, tree: str = "item tree") -> None:
+        super().__init__(f"Blob {cid_text(cid)} at path {path!r} of the {tree}: {what}.")
         self.cid = cid
         self.path = path
         self.problem = what
@@ -94,18 +108,118 @@ class TreeReport:
         return not self.problems
 
 
-class TreeReader:
-    """The item tree with this top. Every method raises BadBlob or MissingBlob, both Corrupt, for what it can't trust."""
+class NodeReader(Generic[P]):
+    """The nodes of a tree with this top, whatever its pages hold. Every method raises BadBlob or MissingBlob, both Corrupt,
+    for what it can't trust."""
 
-    def __init__(self, top: Cid, get: Get, *, nodes_max: int = NODES_MAX, bytes_max: int = ITEM_BYTES_MAX) -> None:
+    _tree = "item tree"
+    _parse: Callable[[bytes, Path], P | IndexNode]
+
+    def __init__(self, top: Cid, get: Get, *, nodes_max: int = NODES_MAX) -> None:
         self.top = top
         self._get = get
         self._nodes_max = nodes_max
-        self._bytes_max = bytes_max
 
     @property
     def count(self) -> int:
         return self._node(self.top, "").count
+
+    def nodes(self) -> Iterator[tuple[Path, Cid, P | IndexNode]]:
+        """All nodes, parents before children, in ascending order of the keys below them."""
+        return self._walk()
+
+    def pages_toward(self, prefixes: Iterable[str]) -> Iterator[tuple[Path, P]]:
+        """The pages that may have keys beginning with any of some nibbles; each node on the way is read once."""
+        waiting: list[tuple[Path, Cid, TreeTop | None, list[str]]] = [("", self.top, None, list(prefixes))]
+        visited = 0
+        while waiting:
+            path, cid, promised, wanted = waiting.pop()
+            visited += 1
+            self._check_visited(visited)
+            node = self._node(cid, path, promised)
+            if isinstance(node, IndexNode):
+                below = [(path + label, top.cid, top, mine) for label, top, mine in branches_toward(node, path, wanted)]
+                waiting += reversed(below)
+            else:
+                yield path, node
+
+    def open_node(self, cid: Cid, path: Path, promised: TreeTop | None = None) -> P | IndexNode:
+        """The node with this CID, as it must be at `path` and as its parent promised it."""
+        return self._node(cid, path, promised)
+
+    def _walk(self, tops: "_Side | None" = None) -> Iterator[tuple[Path, Cid, P | IndexNode]]:
+        """All nodes, parents before children, in ascending order of the keys below them."""
+        waiting: _Side = [("", self.top, None)] if tops is None else tops[::-1]
+        visited = 0
+        while waiting:
+            path, cid, promised = waiting.pop()
+            visited += 1
+            self._check_visited(visited)
+            node = self._node(cid, path, promised)
+            if isinstance(node, IndexNode):
+                waiting += [(path + label, top.cid, top) for label, top in reversed(node.branches)]
+            yield path, cid, node
+
+    def _check_visited(self, visited: int) -> None:
+        if visited > self._nodes_max:
+            what = f"the {self._tree} has more than {self._nodes_max} nodes"
+            raise TooLarge(what, next_step="Pass a larger nodes_max.")
+
+    def _node(self, cid: Cid, path: Path, promised: TreeTop | None = None) -> P | IndexNode:
+        if not is_node_cid(cid):
+            raise BadBlob(cid, path, "not the CID of a node", tree=self._tree)
+        return self.open_bytes(cid, self._blob(cid, path, BLOB_BYTES_MAX), path, promised)
+
+    def open_bytes(self, cid: Cid, data: bytes, path: Path, promised: TreeTop | None = None) -> P | IndexNode:
+        """`open_node` for who has its blob, and has checked it against its CID."""
+        try:
+            node = type(self)._parse(data, path)
+        except MalformedNode as error:
+            raise BadBlob(cid, path, str(error), tree=self._tree) from None
+        if promised is not None and (node.count, node.size) != (promised.count, promised.size):
+            said = f"{promised.count} of {promised.size}"
+            what = f"{node.count} items of {node.size} bytes, its parent promised {said}"
+            raise BadBlob(cid, path, what, tree=self._tree)
+        return node
+
+    def _blob(self, cid: Cid, path: Path, bytes_max: int) -> bytes:
+        try:
+            data = self._get(cid)
+        except (KeyError, NotFound):
+            data = None
+        if data is None:
+            raise MissingBlob(cid, path, "not here", tree=self._tree)
+        if len(data) > bytes_max:
+            raise BadBlob(cid, path, f"{len(data)} bytes, where at most {bytes_max} may be", tree=self._tree)
+        if not matches(cid, data):
+            raise BadBlob(cid, path, "its bytes do not match its CID", tree=self._tree)
+        return data
+
+
+def branches_toward(node: IndexNode, path: Path, prefixes: Iterable[str]) -> Iterator[tuple[str, TreeTop, list[str]]]:
+    """The branches of a node at `path` that may have keys beginning with some nibbles, each with those that lead there."""
+    depth = len(path)
+    ended: list[str] = []
+    onward: dict[str, list[str]] = {}
+    for prefix in prefixes:
+        if len(prefix) <= depth:
+            ended.append(prefix)
+        else:
+            onward.setdefault(prefix[depth], []).append(prefix)
+    for label, top in node.branches:
+        mine = [prefix for nibble in SPANS[label] for prefix in onward.get(nibble, ())] + ended
+        if mine:
+            yield label, top, mine
+
+
+class TreeReader(NodeReader[Page]):
+    """The item tree with this top."""
+
+    _parse = staticmethod(parse_node)
+
+    def __init__(self, top: Cid, get: Get, *, nodes_max: int = NODES_MAX, bytes_max: int = ITEM_BYTES_MAX) -> None:
+        super().__init__(top, get, nodes_max=nodes_max)
+        self._bytes_max = bytes_max
 
     def item(self, item: ItemId) -> pb.ItemState | None:
         """The state of one item; reads the nodes on its path only. A large model state stays where it is."""
@@ -117,6 +231,16 @@ class TreeReader:
                     return self._item_state(entry, path)
         return None
 
+    def some(self, items: Iterable[ItemId]) -> dict[ItemId, pb.ItemState]:
+        """The states of those of some items that are in the tree, by their keys; reads the nodes on their paths once."""
+        wanted = {item: item_key(item) for item in items}
+        found: dict[ItemId, pb.ItemState] = {}
+        for path, page in self.pages_toward(wanted.values()) if wanted else ():
+            for entry in page.entries:
+                if entry.item in wanted:
+                    found[entry.item] = self._item_state(entry, path)
+        return found
+
     def items(self) -> Iterator[tuple[ItemId, pb.ItemState]]:
         """All items, in ascending order of their keys."""
         for path, _, node in self._walk():
@@ -124,12 +248,11 @@ class TreeReader:
                 for entry in node.entries:
                     yield entry.item, self._item_state(entry, path)
 
-    def nodes(self) -> Iterator[tuple[Path, Cid, Page | IndexNode]]:
-        """All nodes, parents before children, in ascending order of the keys below them."""
-        return self._walk()
+    def check(self, told: Callable[[pb.ItemState], None] | None = None) -> None:
+        """Read every node once: BadBlob for one that can't stand where it does.
 
-    def check(self) -> None:
-        """Read every node once: BadBlob for one that can't stand where it does. What items say is not looked at."""
+        What items say is not looked at, unless somebody wants to be told of each: in no certain order.
+        """
         waiting: _Side = [("", self.top, None)]
         visited = 0
         while waiting:
@@ -139,15 +262,24 @@ class TreeReader:
             if promised is not None and is_node_cid(cid):
                 data = self._blob(cid, path, BLOB_BYTES_MAX)
                 if len(data) == promised.size and page_count(data, path) == promised.count:
+                    if told is not None:
+                        for item, raw in small_items(data).items():
+                            told(decode_item(raw, item))
                     continue
             node = self._node(cid, path, promised)
             if isinstance(node, IndexNode):
                 waiting += [(path + label, top.cid, top) for label, top in node.branches]
+            elif told is not None:
+                for _, state in self.page_items(node, path):
+                    told(state)
 
-    def page_items(self, page: Page, path: Path) -> Iterator[tuple[PageEntry, pb.ItemState]]:
-        """The items of one page as they stand in it and as they are."""
+    def page_items(
+        self, page: Page, path: Path, item: ItemId | None = None
+    ) -> Iterator[tuple[PageEntry, pb.ItemState]]:
+        """The items of one page as they stand in it and as they are; or one of them, if it is there."""
         for entry in page.entries:
-            yield entry, self._item_state(entry, path)
+            if item is None or entry.item == item:
+                yield entry, self._item_state(entry, path)
 
     def state_bytes(self, state: pb.ItemState) -> bytes:
         """The whole model state of an item, also when it is in chunks."""
@@ -223,27 +355,6 @@ class TreeReader:
             node = self._node(place[1].cid, path, place[1])
         return path, node
 
-    def _walk(self, tops: "_Side | None" = None) -> Iterator[tuple[Path, Cid, Page | IndexNode]]:
-        """All nodes, parents before children, in ascending order of the keys below them."""
-        waiting: _Side = [("", self.top, None)] if tops is None else tops[::-1]
-        visited = 0
-        while waiting:
-            path, cid, promised = waiting.pop()
-            visited += 1
-            self._check_visited(visited)
-            node = self._node(cid, path, promised)
-            if isinstance(node, IndexNode):
-                waiting += [(path + label, top.cid, top) for label, top in reversed(node.branches)]
-            yield path, cid, node
-
-    def _check_visited(self, visited: int) -> None:
-        if visited > self._nodes_max:
-            raise TooLarge(f"the item tree has more than {self._nodes_max} nodes", next_step="Pass a larger nodes_max.")
-
-    def open_node(self, cid: Cid, path: Path, promised: TreeTop | None = None) -> Page | IndexNode:
-        """The node with this CID, as it must be at `path` and as its parent promised it."""
-        return self._node(cid, path, promised)
-
     def _open_one(self, side: "_Side") -> Page | IndexNode:
         [(path, cid, promised)] = side
         return self._node(cid, path, promised)
@@ -252,31 +363,6 @@ class TreeReader:
         return {
             entry.item: entry for _, _, node in self._walk(side) if isinstance(node, Page) for entry in node.entries
         }
-
-    def _node(self, cid: Cid, path: Path, promised: TreeTop | None = None) -> Page | IndexNode:
-        if not is_node_cid(cid):
-            raise BadBlob(cid, path, "not the CID of a node")
-        try:
-            node = parse_node(self._blob(cid, path, BLOB_BYTES_MAX), path)
-        except MalformedNode as error:
-            raise BadBlob(cid, path, str(error)) from None
-        if promised is not None and (node.count, node.size) != (promised.count, promised.size):
-            said = f"{promised.count} of {promised.size}"
-            raise BadBlob(cid, path, f"{node.count} items of {node.size} bytes, its parent promised {said}")
-        return node
-
-    def _blob(self, cid: Cid, path: Path, bytes_max: int) -> bytes:
-        try:
-            data = self._get(cid)
-        except (KeyError, NotFound):
-            data = None
-        if data is None:
-            raise MissingBlob(cid, path, "not here")
-        if len(data) > bytes_max:
-            raise BadBlob(cid, path, f"{len(data)} bytes, where at most {bytes_max} may be")
-        if not matches(cid, data):
-            raise BadBlob(cid, path, "its bytes do not match its CID")
-        return data
 
     def _item_state(self, entry: PageEntry, path: Path) -> pb.ItemState:
         data = entry.data

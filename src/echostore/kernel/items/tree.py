@@ -12,7 +12,7 @@ The moves are the state (kept in the snapshot until they are stable); everything
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from echostore.kernel.ids import ItemId, Stamp
@@ -51,6 +51,11 @@ class Tree:
     def home(self, item: ItemId) -> ItemId | None:
         """The parent an item hangs below now; None for the system item."""
         return self._homes[item] if item in self._homes else self._first_parent(item)
+
+    @property
+    def moved(self) -> Mapping[ItemId, ItemId | None]:
+        """Where explicit moves put items; all others are where their genesis put them."""
+        return self._homes
 
     def embeddings(self, item: ItemId) -> frozenset[ItemId | None]:
         """Further parents that an item is embedded in, beside its home."""
@@ -116,27 +121,31 @@ class Tree:
         self._guests.clear()
         self.void.clear()
         for move in self.moves:
-            self._step(move)
+            self._place(move)
 
     def _step(self, move: TreeMove) -> set[ItemId]:
+        """Place one move; returns the items that it touches, with the parent that the item leaves."""
+        left = self.home(move.item) if move.kind == MOVE else None
+        if not self._place(move):
+            return set()
+        return {each for each in (move.item, move.parent, left) if each is not None}
+
+    def _place(self, move: TreeMove) -> bool:
+        """Let one move count, unless it is void. Of the moved item itself no first parent is asked."""
         item, parent = move.item, move.parent
-        touched = {item} if parent is None else {item, parent}
         if move.kind == UNEMBED:
             self._embeddings.get(item, set()).discard(parent)
             self._guests.get(parent, set()).discard(item)
-            return touched
+            return True
         if self.forms_cycle(item, parent):
             self.void.add(move.stamp)
-            return set()
+            return False
         if move.kind == MOVE:
-            left = self.home(item)
-            if left is not None:
-                touched.add(left)
             self._homes[item] = parent
         else:
             self._embeddings.setdefault(item, set()).add(parent)
             self._guests.setdefault(parent, set()).add(item)
-        return touched
+        return True
 
     def _places(self) -> dict[ItemId, tuple[ItemId | None, frozenset[ItemId | None]]]:
         moved = {move.item for move in self.moves}

@@ -33,6 +33,7 @@ from echostore.wire.base_epoch import BASE_KEY, BaseEpoch, BaseName
 from echostore.wire.cids import cid_text, matches
 from echostore.wire.epochs import cut_pages
 from echostore.wire.items import move_chunks
+from echostore.wire.placements import PlacementReader
 from echostore.wire.tree_nodes import IndexNode
 
 BELOW_MAX = 8
@@ -192,6 +193,8 @@ def _names(base: BaseEpoch, known: _Files | None) -> Iterator[Cid]:
     above = [name.snapshot, name.cut, *cut_pages(base.blob(name.cut)), root.membership_root, root.tree]
     above += move_chunks(base.blob(root.tree))
     yield from (cid for cid in dict.fromkeys(above) if not known.has(cid))
+    if root.placements is not None:
+        yield from _placement_names(PlacementReader(root.placements, base.blob), known)
     waiting = [("", root.index_root)]
     while waiting:
         path, cid = waiting.pop()
@@ -203,3 +206,15 @@ def _names(base: BaseEpoch, known: _Files | None) -> Iterator[Cid]:
             waiting += [(path + nibble, below.cid) for nibble, below in reversed(node.branches)]
             continue
         yield from (chunk for chunk in base.reader.chunk_cids(node, path) if not known.has(chunk))
+
+
+def _placement_names(reader: PlacementReader, known: _Files) -> Iterator[Cid]:
+    waiting = [("", reader.top)]
+    while waiting:
+        path, cid = waiting.pop()
+        if known.has(cid):
+            continue
+        yield cid
+        node = reader.open_node(cid, path)
+        if isinstance(node, IndexNode):
+            waiting += [(path + label, below.cid) for label, below in reversed(node.branches)]

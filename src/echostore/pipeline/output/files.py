@@ -84,9 +84,9 @@ def write_file(
     return NamedFile(f"{folder}/{kind}/{sha256}.parquet", sha256, size, rows)
 
 
-_BULK = frozenset({"states", "blobs"})
-"""Kinds that hold the bytes of whole items. Each run writes many of them and reads most of them once."""
-_DISTINCT = frozenset({"item_key", "item", "state", "encoded", "native", "cid", "data"})
+_BULK = frozenset({"states", "blobs", "place_lists", "place_changes"})
+"""Kinds that hold the bytes of whole items, and hashes. Each run writes many of them and reads most of them once."""
+_DISTINCT = frozenset({"item_key", "item", "state", "encoded", "native", "cid", "data", "key", "placement", "added"})
 """Their columns of which hardly two rows are alike: a dictionary of them would be a second copy."""
 
 

@@ -7,8 +7,8 @@ not with commits:
     cuts, admission, rejected, bases    rows of the last build of their party stay
     parties                             the last row of each stays
     tops                                the last of each bucket stays
-    state_index                         what lies below the last whole writing of its bucket goes, and with it the files
-                                        of states that nobody names any more
+    state_index, place_tops             what lies below the last whole writing of its bucket goes, and with it the files
+                                        of states and of lists that nobody names any more
 """
 
 import uuid
@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from echostore.pipeline.output.files import checked_path, read_table
 from echostore.pipeline.output.record import NamedFile
 from echostore.pipeline.output.writing import NAMED, Collect, Place, named_files, named_rows
-from echostore.pipeline.schemas import STATE_INDEX
+from echostore.pipeline.schemas import PLACE_TOPS, STATE_INDEX
 from echostore.pipeline.stages.frames import frame_of, mapped
 
 SMALL_BYTES = 4 << 20
@@ -32,13 +32,14 @@ FILES_MAX = 64
 """Small files of a kind beyond which they are merged."""
 MERGED_BYTES = 64 << 20
 
-STATES, INDEX = "states", "state_index"
-"""Files of states are named by those of the index, by row group: they are never written anew here."""
+INDEXES = {"state_index": ("states", STATE_INDEX), "place_tops": ("place_lists", PLACE_TOPS)}
+"""Kinds that name files of other kinds, by row group: those are never written anew here."""
+NAMED_BY_OTHERS = frozenset(kind for kind, _ in INDEXES.values())
 
 BY_BUILD = frozenset({"cuts", "admission", "rejected", "standing"})
 NEWEST = {"parties": (["party"], "commit"), "tops": (["party", "bucket"], "turn")}
 """Kinds of which the row with the highest number counts, by key."""
-REPLACED = BY_BUILD | NEWEST.keys() | {INDEX}
+REPLACED = BY_BUILD | NEWEST.keys() | INDEXES.keys()
 
 
 def merge_small_files(
@@ -52,7 +53,7 @@ def merge_small_files(
     merged = {kind: list(named) for kind, named in files.items()}
     for kind, named in files.items():
         small = sorted((file for file in named if file.bytes < SMALL_BYTES), key=lambda file: file.path)
-        if kind == STATES or len(small) <= FILES_MAX:
+        if kind in NAMED_BY_OTHERS or len(small) <= FILES_MAX:
             continue
         chosen = list(named) if kind in REPLACED else small
         together = kind in REPLACED - BY_BUILD
@@ -61,9 +62,10 @@ def merge_small_files(
         task = _Merging(place, kind, _noted(place, builds) if kind in BY_BUILD else None)
         made = named_files(collect(mapped(frame, task, NAMED))).get(kind, [])
         merged[kind] = [file for file in named if file not in set(chosen)] + made
-        if kind == INDEX:
-            live = {path for file in made for path in read_table(place.out, file, STATE_INDEX)["path"].to_pylist()}
-            merged[STATES] = [file for file in merged.get(STATES, ()) if file.path in live]
+        if kind in INDEXES:
+            others, schema = INDEXES[kind]
+            live = {path for file in made for path in read_table(place.out, file, schema)["path"].to_pylist()}
+            merged[others] = [file for file in merged.get(others, ()) if file.path in live]
     return merged
 
 
@@ -110,7 +112,7 @@ class _Merging:
             return
         table = pa.Table.from_batches(list(batches), schema)
         frame = _frame(table)
-        if self.kind == INDEX:
+        if self.kind in INDEXES:
             whole = frame.filter(pl.col("whole")).group_by("party", "bucket").agg(last=pl.col("turn").max())
             frame = frame.join(whole, on=["party", "bucket"], how="left")
             frame = frame.filter(pl.col("last").is_null() | (pl.col("turn") >= pl.col("last")))

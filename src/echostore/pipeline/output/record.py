@@ -9,7 +9,7 @@ from uuid import UUID
 from echostore.kernel.errors import Corrupt, Refused
 from echostore.pipeline.output.layout import is_kind, parse_file
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 
 RECORD_BYTES_MAX: Final = 256 * 1024 * 1024
 """About a million files. A record beyond that is damage, and reading it would fill the memory."""
@@ -109,9 +109,11 @@ def decode(content: bytes, name: str) -> Commit:
     try:
         document = json.loads(content)
         if document["format"] != FORMAT:
+            older = isinstance(document["format"], int) and document["format"] < FORMAT
+            build = "Build into a new folder: the lake has everything that is needed"
             raise Corrupt(
                 f"{name} is a commit of format {document['format']}, this program reads {FORMAT}",
-                next_step="Use the echostore that wrote it, or a newer one.",
+                next_step=f"{build}." if older else "Use the echostore that wrote it, or a newer one.",
             )
         commit = Commit(
             number=document["number"],

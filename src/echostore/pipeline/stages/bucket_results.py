@@ -43,7 +43,9 @@ class Results:
         for at in np.flatnonzero(large).tolist():
             encoded[at] = encode_item(pb.ItemState.FromString(states[at].as_py()), self._blobs.__setitem__)
         places = heads["last_place"]
-        parents = heads.select(pl.when(pl.col("parent").bin.size() > 0).then("parent")).to_series()
+        named = heads.select(
+            pl.when(pl.col(name).bin.size() > 0).then(name).alias(name) for name in ("parent", "inception_key")
+        )
         table = pa.table(
             [
                 pa.array([self._parties[code] for code in heads["party"].to_list()], pa.binary()),
@@ -52,7 +54,8 @@ class Results:
                 pa.array(np.zeros(count, dtype=bool)),
                 heads["model"].to_arrow().cast(pa.string()),
                 heads["version"].to_arrow().cast(pa.int64()),
-                parents.to_arrow().cast(pa.binary()),
+                named["parent"].to_arrow().cast(pa.binary()),
+                named["inception_key"].to_arrow().cast(pa.binary()),
                 heads["genesis_depth"].to_arrow().cast(pa.int64()),
                 pa.array(np.zeros(count, dtype=bool)),
                 states,
@@ -93,6 +96,7 @@ class Results:
                 "model": record.genesis.model,
                 "version": record.genesis.version,
                 "parent": record.genesis.parent,
+                "inception": record.genesis.inception_key or None,
                 "genesis_depth": record.genesis.depth,
                 "guarded": bool(record.access),
                 "state": whole,

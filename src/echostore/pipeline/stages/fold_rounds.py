@@ -75,6 +75,9 @@ class Again:
     history: frozenset[tuple[PartyKey, ItemId]]
 
 
+NEVER_AGAIN = Again({}, frozenset())
+
+
 def run_rounds(engine: Engine) -> Again:
     """All rounds of a job. What is known to be absent, and what was folded from its past, only grows: so it ends."""
     todo = _Todo()

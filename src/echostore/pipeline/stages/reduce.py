@@ -31,6 +31,7 @@ from echostore.pipeline.schemas import (
     ITEM_STATES,
     MOVES,
     PARCELS,
+    PLACE_CHANGES,
     PLAIN_CHANGES,
     REJECTS,
     REST_OPERATIONS,
@@ -45,6 +46,7 @@ from echostore.pipeline.stages.move_rows import party_moves
 from echostore.pipeline.stages.operation_columns import CREATED, GONE, LACKED, PLACED, WANTED, rows_table
 from echostore.pipeline.stages.parcel_chunks import chunks_of, notes_in
 from echostore.pipeline.stages.parcels import bucket_nibbles, pack, packed, parcels_batch, unpack
+from echostore.pipeline.stages.placement_changes import place_changes
 from echostore.pipeline.stages.reduce_bucket import Reduced, reduce_bucket
 from echostore.pipeline.stages.standing import Bases
 from echostore.pipeline.stages.state_files import (
@@ -112,8 +114,8 @@ TURNS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a reduction left: files by kind (states, state_index, rejects, moves, blobs, tops), which items were folded
-    from their whole past (rejects of earlier commits on them are void), and how many blocks were looked at."""
+    """What a reduction left: files by kind (states, state_index, rejects, moves, blobs, tops, place_changes), which items
+    were folded from their whole past (rejects of earlier commits on them are void), and how many blocks were looked at."""
 
     files: dict[str, list[NamedFile]]
     again: Again
@@ -132,7 +134,7 @@ def reduce_items(inputs: Inputs, engine: "SparkEngine | None" = None) -> Outcome
     return Outcome(files, again, engine.blocks, len(engine.rounds))
 
 
-_KEPT = ("states", "state_index", "rejects", "moves", "blobs", "tops")
+_KEPT = ("states", "state_index", "rejects", "moves", "blobs", "tops", "place_changes")
 
 
 class SparkEngine:
@@ -170,6 +172,7 @@ class SparkEngine:
             None if wanted is None else self._scratch("admission", self._admission(round)),
             round.history,
             trees=wanted is None and given.trees and self._here,
+            places=True,
             lake=given.lake,
             bases=self._scratch("bases", given.bases.rows) if given.bases else None,
         )
@@ -453,6 +456,8 @@ class Reducing:
     history: bool = False
     trees: bool = False
     """Whether to make the subtrees of the buckets too. Later rounds leave that to the snapshot."""
+    places: bool = False
+    """Whether to tell which placements came and went."""
     lake: str = ""
     bases: str | None = None
     """Where the names of the epochs are that parties stand on."""
@@ -473,6 +478,11 @@ class Reducing:
             bucket = unpack(work, previous)
             reduced = reduce_bucket(bucket, factory, absent=absent, writers=writers, history=self.history, bases=bases)
             results.add(reduced, previous, nibbles)
+            if self.places:
+                # A later round may not know what an earlier one said of an item.
+                every = self.absent is not None
+                found = place_changes(reduced.states, previous, nibbles, self.turn, every=every)
+                results.tables["place_changes"].append(found)
             if self.trees:
                 before = TopsBefore(self.place.out, notes_in(chunk))
                 subtrees.add_changed(reduced.states, previous, nibbles, before.nodes)
@@ -532,7 +542,15 @@ class _Results:
         return moves.set_column(1, MOVES.field("turn"), pa.repeat(pa.scalar(self.turn), moves.num_rows))
 
 
-_SCHEMAS = {"rejects": REJECTS, "moves": MOVES, "hard": HARD_ITEMS, "edges": EDGES, "flagged": EDGES, "blobs": BLOBS}
+_SCHEMAS = {
+    "rejects": REJECTS,
+    "moves": MOVES,
+    "hard": HARD_ITEMS,
+    "edges": EDGES,
+    "flagged": EDGES,
+    "blobs": BLOBS,
+    "place_changes": PLACE_CHANGES,
+}
 
 
 def _gone(states: pa.Table, previous: pa.Table) -> pa.Table:

@@ -8,7 +8,7 @@ states it costs the items of the epoch, whatever its history.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import product
@@ -22,10 +22,11 @@ from echostore.kernel.snapshot import NIBBLES
 from echostore.pipeline.output.files import read_table
 from echostore.pipeline.output.record import NamedFile
 from echostore.pipeline.output.writing import NAMED, Collect, Place, named_files, named_rows
-from echostore.pipeline.schemas import BLOBS, ITEM_STATES, MOVES, STATE_INDEX
+from echostore.pipeline.schemas import BLOBS, ITEM_STATES, MOVES, PLACE_CHANGES, STATE_INDEX
 from echostore.pipeline.stages.frames import frame_of, mapped
 from echostore.pipeline.stages.operation_columns import rows_table
 from echostore.pipeline.stages.parcels import bucket_nibbles
+from echostore.pipeline.stages.placement_changes import PLACE_COLUMNS, place_changes
 from echostore.pipeline.stages.standing import STANDING, Bases
 from echostore.pipeline.stages.state_files import StateWriter, index_parcels, read_states, states_noted
 from echostore.pipeline.stages.subtrees import STATE_COLUMNS, Subtrees, latest_tops
@@ -36,6 +37,8 @@ SEEDS = pa.schema(
     [
         *STANDING,
         pa.field("bucket", pa.string(), nullable=False),
+        # By how many nibbles the placements of the party are spread.
+        pa.field("nibbles", pa.int32(), nullable=False),
         # Where there are states of an earlier commit: their places (JSON), and the CID of the bucket's top.
         pa.field("before", pa.list_(pa.string())),
         pa.field("top", pa.binary()),
@@ -47,22 +50,30 @@ Files = dict[str, list[NamedFile]]
 
 
 def seed(
-    spark: Any, bases: Bases, place: Place, turn: int, collect: Collect, before: "StatesBefore | None" = None
+    spark: Any,
+    bases: Bases,
+    place: Place,
+    turn: int,
+    collect: Collect,
+    now: Mapping[bytes, int],
+    before: "StatesBefore | None" = None,
 ) -> Files:
-    """Files of the kinds states, state_index, tops, moves and blobs: what the parties have on their bases, or what of it
-    differs from the states before."""
+    """Files of the kinds states, state_index, tops, moves, blobs and place_changes: what the parties have on their bases,
+    or what of it differs from the states before. `now` has the messages of each party, those above its base with them."""
     known = {} if before is None else before.nibbles()
     messages: dict[bytes, int] = {}
     for row in bases.cuts().to_pylist():
         messages[row["party"]] = messages.get(row["party"], 0) + row["length"]
     rows = [
-        {**row, "bucket": "".join(nibbles)}
+        {**row, "bucket": "".join(nibbles), "nibbles": bucket_nibbles(now.get(row["party"], 0))}
         for row in bases.rows.to_pylist()
         if row["party"] not in known
         for nibbles in product(NIBBLES, repeat=bucket_nibbles(messages.get(row["party"], 0)))
     ]
     if before is not None:
-        standing = {row["party"]: row for row in bases.rows.to_pylist()}
+        standing = {
+            row["party"]: {**row, "nibbles": bucket_nibbles(now.get(row["party"], 0))} for row in bases.rows.to_pylist()
+        }
         rows += [{**standing[party], **bucket} for party, bucket in before.buckets(known) if party in standing]
     tasks = min(len(rows), 4 * int(spark.sparkContext.defaultParallelism))
     frame = frame_of(spark, pa.Table.from_pylist(rows, SEEDS)).repartitionByRange(tasks, "party", "bucket")
@@ -123,6 +134,7 @@ class Seeding:
         subtrees = Subtrees(self.place, self.turn)
         blobs: dict[Cid, bytes] = {}
         moves: list[tuple[Any, ...]] = []
+        places: list[pa.Table] = []
         opened: dict[bytes, BaseEpoch] = {}
         for row in (row for batch in batches for row in batch.to_pylist()):
             party, bucket = row["party"], row["bucket"]
@@ -130,13 +142,16 @@ class Seeding:
                 opened = {party: Bases(self.lake, pa.Table.from_pylist([row], STANDING)).opened(party)}
             base = opened[party]
             if row["before"] is None:
-                states = _states(base, party, bucket, blobs)
+                states, kept = _states(base, party, bucket, blobs), ITEM_STATES.empty_table()
                 subtrees.add(party, bucket, None, [], states)
                 parts += [(party, bucket, states)] if len(states) else []
             elif not _same_top(base, bucket, row["top"]):
                 # Subtrees of these are made when everything above the epoch is folded too.
-                states = self._differing(base, row, blobs)
+                states, kept = self._differing(base, row, blobs)
                 changed += [(party, bucket, states)] if len(states) else []
+            else:
+                states, kept = ITEM_STATES.empty_table(), ITEM_STATES.empty_table()
+            places.append(place_changes(states, kept, {party: row["nibbles"]}, self.turn))
             if not bucket.strip(NIBBLES[0]):  # the first bucket of a party
                 moves += _moves(base, party, self.turn)
         writer = StateWriter(self.place, self.turn)
@@ -145,15 +160,21 @@ class Seeding:
             files[kind] = [*files.get(kind, ()), *named]
         for kind, named in subtrees.write().items():
             files[kind] = [*files.get(kind, ()), *named]
-        for kind, schema, rows in (("blobs", BLOBS, list(blobs.items())), ("moves", MOVES, moves)):
-            file = self.place.write(kind, schema, rows_table(rows, schema).to_batches(max_chunksize=4096))
+        tables = {
+            "blobs": rows_table(list(blobs.items()), BLOBS),
+            "moves": rows_table(moves, MOVES),
+            "place_changes": pa.concat_tables([PLACE_CHANGES.empty_table(), *places]),
+        }
+        for kind, table in tables.items():
+            file = self.place.write(kind, table.schema, table.to_batches(max_chunksize=4096))
             files[kind] = [*files.get(kind, ()), *([] if file is None else [file])]
         yield named_rows(files)
 
-    def _differing(self, base: BaseEpoch, row: dict[str, Any], blobs: dict[Cid, bytes]) -> pa.Table:
-        """ITEM_STATES of the items of a bucket that the epoch has otherwise than the states before, or no more."""
+    def _differing(self, base: BaseEpoch, row: dict[str, Any], blobs: dict[Cid, bytes]) -> tuple[pa.Table, pa.Table]:
+        """ITEM_STATES of the items of a bucket that the epoch has otherwise than the states before, or no more; and the
+        states before."""
         party, bucket = row["party"], row["bucket"]
-        kept, _ = read_states(self.place.out, states_noted(row["before"]), {party: {bucket}}, STATE_COLUMNS)
+        kept, _ = read_states(self.place.out, states_noted(row["before"]), {party: {bucket}}, _COLUMNS)
         kept = kept.filter(pc.invert(kept["gone"]))
         known = dict(
             zip(kept["item"].to_pylist(), pc.coalesce(kept["encoded"], kept["state"]).to_pylist(), strict=True)
@@ -164,7 +185,10 @@ class Seeding:
                 rows.append(_row(base, party, state, blobs))
         rows += [_gone_row(party, item) for item in known]
         rows.sort(key=lambda each: each["item_key"])
-        return pa.Table.from_pylist(rows, ITEM_STATES).combine_chunks()
+        return pa.Table.from_pylist(rows, ITEM_STATES).combine_chunks(), kept
+
+
+_COLUMNS = [*dict.fromkeys([*STATE_COLUMNS, *PLACE_COLUMNS])]
 
 
 def _same_top(base: BaseEpoch, bucket: str, top: bytes | None) -> bool:
@@ -196,6 +220,7 @@ def _row(base: BaseEpoch, party: bytes, state: pb.ItemState, blobs: dict[Cid, by
         "model": state.model,
         "version": state.version,
         "parent": state.parent or None,
+        "inception": state.inception_key or None,
         "genesis_depth": state.genesis_depth,
         "guarded": bool(state.access),
         "state": whole,

@@ -1,6 +1,7 @@
 """snapshot: subtrees of buckets -> tops -> state roots and CIDs.
 
     buckets whose newest top is older than their states ──► subtree of each (`subtrees`)      blobs, TOPS
+    placements that came or went ──► those of the placement tree (`placement_tops`)           blobs, PLACE_TOPS, PLACE_LISTS
     all tops of a party ──► the nodes above the buckets ─┐
     moves, membership, timeframe, models ────────────────┴► state root, CID                   ROOTS
 
@@ -27,13 +28,20 @@ from echostore.pipeline.models import model_factory
 from echostore.pipeline.output.files import read_table
 from echostore.pipeline.output.record import NamedFile
 from echostore.pipeline.output.writing import NAMED, Collect, Place, named_files, named_rows
-from echostore.pipeline.schemas import BLOBS, MOVES, PARCELS, ROOTS, STATE_INDEX, TOPS
+from echostore.pipeline.schemas import BLOBS, MOVES, PARCELS, PLACE_TOPS, ROOTS, STATE_INDEX, TOPS
 from echostore.pipeline.stages.by_party import HERE_ROWS_MAX, Rows, as_frame
 from echostore.pipeline.stages.demux import messages_by_party
+from echostore.pipeline.stages.fold_rounds import NEVER_AGAIN, Again
 from echostore.pipeline.stages.frames import frame_of, mapped
 from echostore.pipeline.stages.move_rows import party_moves
 from echostore.pipeline.stages.operation_columns import rows_table
 from echostore.pipeline.stages.parcels import bucket_nibbles, packed, parcels_batch, unpacked
+from echostore.pipeline.stages.placement_tops import (
+    PlacementInputs,
+    party_placements,
+    read_place_tops,
+    renew_placements,
+)
 from echostore.pipeline.stages.reduce import TURNS, ReadIndex, by_task, index_to_parcels
 from echostore.pipeline.stages.standing import base_lacking
 from echostore.pipeline.stages.state_files import (
@@ -75,19 +83,25 @@ class SnapshotInputs:
     index: tuple[NamedFile, ...] = ()
     tops: tuple[NamedFile, ...] = ()
     moves: tuple[NamedFile, ...] = ()
+    place_tops: tuple[NamedFile, ...] = ()
+    """Those of the last commit."""
+    place_changes: tuple[NamedFile, ...] = ()
+    """Those of this run."""
+    again: Again = NEVER_AGAIN
     anew: frozenset[bytes] = frozenset()
 
     @property
     def here(self) -> bool:
         """Whether what is known of parties and buckets is on the driver."""
         tables = all(isinstance(rows, pa.Table) for rows in (self.parties, self.timeframe, self.cuts))
-        files = (*self.index, *self.tops, *self.moves)
+        files = (*self.index, *self.tops, *self.moves, *self.place_tops)
         return tables and not self.anew and sum(file.rows for file in files) <= HERE_ROWS_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshots:
-    """New files by kind: blobs, tops, roots (ROOTS), and states with state_index where buckets were written whole."""
+    """New files by kind: blobs, tops, roots (ROOTS), place_tops and place_lists; states with state_index where buckets
+    were written whole."""
 
     files: dict[str, list[NamedFile]]
 
@@ -95,14 +109,37 @@ class Snapshots:
 def build_snapshots(inputs: SnapshotInputs) -> Snapshots:
     """The snapshots of all parties of a run."""
     trees = _renew_trees(inputs) if inputs.here else _build_trees(inputs)
-    tops = (*inputs.tops, *trees.get("tops", ()))
+    places = renew_placements(_placement_inputs(inputs), inputs.turn + TURNS - 1)
+    tops = _Tops((*inputs.tops, *trees.get("tops", ())), (*inputs.place_tops, *places.get("place_tops", ())))
     here = inputs.here and len(inputs.parties) <= HERE_PARTIES_MAX
     roots = _roots_here(inputs, tops) if here else _build_roots(inputs, tops)
     files: dict[str, list[NamedFile]] = defaultdict(list)
-    for found in (trees, roots):
+    for found in (trees, places, roots):
         for kind, named in found.items():
             files[kind] += named
     return Snapshots(dict(files))
+
+
+@dataclass(frozen=True, slots=True)
+class _Tops:
+    """The files of tops that count now, of items and of placements."""
+
+    items: tuple[NamedFile, ...]
+    placements: tuple[NamedFile, ...]
+
+
+def _placement_inputs(inputs: SnapshotInputs) -> PlacementInputs:
+    return PlacementInputs(
+        spark=inputs.spark,
+        place=inputs.place,
+        turn=inputs.turn,
+        collect=inputs.collect,
+        cuts=inputs.cuts,
+        changes=inputs.place_changes,
+        tops=inputs.place_tops,
+        again=inputs.again,
+        here=inputs.here,
+    )
 
 
 # subtrees
@@ -304,10 +341,11 @@ def _rows_of(table: pa.Table, depth: int) -> dict[tuple[bytes, str], tuple[int, 
 _OF_PARTIES = ["party", "admission", "membership", "base", "base_name", "base_number"]
 
 
-def _roots_here(inputs: SnapshotInputs, tops: tuple[NamedFile, ...]) -> dict[str, list[NamedFile]]:
+def _roots_here(inputs: SnapshotInputs, tops: _Tops) -> dict[str, list[NamedFile]]:
     messages = messages_by_party(inputs.cuts)
     nibbles = {party: bucket_nibbles(count) for party, count in messages.items()}
-    found = _by_party(latest_tops(inputs.place.out, tops, nibbles))
+    found = _by_party(latest_tops(inputs.place.out, tops.items, nibbles))
+    placed = _by_party(read_place_tops(inputs.place.out, tops.placements))
     moves = [read_table(inputs.place.out, file, MOVES) for file in inputs.moves]
     moved = _by_party(pa.concat_tables([MOVES.empty_table(), *moves]))
     frames = _by_party(inputs.timeframe.select(["party", "feed", "seq", "link"]))
@@ -318,6 +356,7 @@ def _roots_here(inputs: SnapshotInputs, tops: tuple[NamedFile, ...]) -> dict[str
             "timeframe": frames[row["party"]].to_pylist() if row["party"] in frames else None,
             "tops": [packed(found[row["party"]])] if row["party"] in found else None,
             "moves": [packed(moved[row["party"]])] if row["party"] in moved else None,
+            "placements": [packed(placed[row["party"]])] if row["party"] in placed else None,
         }
         for row in inputs.parties.select(_OF_PARTIES).to_pylist()
     ]
@@ -331,7 +370,7 @@ def _by_party(rows: pa.Table) -> dict[bytes, pa.Table]:
     }
 
 
-def _build_roots(inputs: SnapshotInputs, tops: tuple[NamedFile, ...]) -> dict[str, list[NamedFile]]:
+def _build_roots(inputs: SnapshotInputs, tops: _Tops) -> dict[str, list[NamedFile]]:
     from pyspark.sql import functions as f
 
     spark = inputs.spark
@@ -341,13 +380,22 @@ def _build_roots(inputs: SnapshotInputs, tops: tuple[NamedFile, ...]) -> dict[st
     named = as_frame(spark, inputs.parties).select(*_OF_PARTIES)
     frame = named.join(totals, "party", "left")
     frame = frame.join(as_frame(spark, inputs.timeframe).groupBy("party").agg(places), "party", "left")
-    found = _tops_frame(inputs, tops)
+    found = _tops_frame(inputs, tops.items)
     empty = f.expr("CAST(NULL AS ARRAY<BINARY>)")
     if found is None:
         frame = frame.withColumn("tops", empty)
     else:
         slim = mapped(found.drop("nodes"), pack_rows, _PARTY_ROWS)
         frame = frame.join(slim.groupBy("party").agg(f.collect_list("data").alias("tops")), "party", "left")
+    if not tops.placements:
+        frame = frame.withColumn("placements", empty)
+    else:
+        names = frame_of(spark, pa.Table.from_batches([named_rows({"place_tops": tops.placements})]))
+        rows = mapped(
+            names.repartition(min(len(tops.placements), 64)), ReadFiles(inputs.place.out, PLACE_TOPS), PLACE_TOPS
+        )
+        grouped = mapped(rows, pack_rows, _PARTY_ROWS).groupBy("party").agg(f.collect_list("data").alias("placements"))
+        frame = frame.join(grouped, "party", "left")
     if not inputs.moves:
         frame = frame.withColumn("moves", empty)
     else:
@@ -415,6 +463,7 @@ def party_root(row: dict[str, Any], factory: ModelFactory, put: Put) -> tuple[An
         if len(top["bucket"]) == depth:
             latest[top["bucket"]] = top
     top = join_tops(latest, put)
+    placements = party_placements([one for data in row["placements"] or () for one in unpacked(data).to_pylist()], put)
     used = sorted({ModelVersion(*model) for one in latest.values() for model in json.loads(one["models"])})
     names = [f"{model}@{version}" for model, version in used]
     unknown = ",".join(name for name, model in zip(names, used, strict=True) if not factory.known(*model))
@@ -437,6 +486,7 @@ def party_root(row: dict[str, Any], factory: ModelFactory, put: Put) -> tuple[An
         membership_root=membership_cid,
         index_root=top.cid,
         tree=moves_cid,
+        placements=placements.cid,
     )
     for each, blob in ((moves_cid, moves), (membership_cid, membership), (cid, data)):
         put(each, blob)

@@ -73,7 +73,7 @@ class Subtrees:
             self._tops.append((*place, None, live.num_rows, size, json.dumps(models), entries, None))
             return
         top, kept = subtree(bucket, nodes, dirty, live, self._blobs.__setitem__)
-        below = packed(_nodes_table(party, kept))
+        below = pack_nodes(party, kept)
         self._tops.append((*place, top.cid, top.count, top.size, json.dumps(models), None, below))
 
     def write(self) -> dict[str, list[NamedFile]]:
@@ -115,7 +115,8 @@ def _encoded(states: pa.Table) -> list[EncodedItem]:
     return cast(list[EncodedItem], found.to_pylist())
 
 
-def _nodes_table(party: bytes, cache: NodeMap) -> pa.Table:
+def pack_nodes(party: bytes, cache: NodeMap) -> bytes:
+    """Nodes as TREE_NODES, packed."""
     paths = sorted(cache.nodes)
     tops = [cache.nodes[path] for path in paths]
     columns = [
@@ -125,20 +126,26 @@ def _nodes_table(party: bytes, cache: NodeMap) -> pa.Table:
         pa.array([top.count for top in tops], pa.int64()),
         pa.array([top.size for top in tops], pa.int64()),
     ]
-    return pa.table(columns, schema=TREE_NODES)
+    return packed(pa.table(columns, schema=TREE_NODES))
+
+
+def node_map(nodes: bytes) -> NodeMap:
+    """The reverse of `pack_nodes`."""
+    cache = NodeMap()
+    columns = (unpacked(nodes)[name].to_pylist() for name in ("path", "cid", "count", "size"))
+    for path, cid, count, size in zip(*columns, strict=True):
+        cache.keep(path, TreeTop(Cid(cid), count, size))
+    return cache
 
 
 def subtree(bucket: str, nodes: bytes | None, dirty: list[ItemId], live: pa.Table, put: Put) -> tuple[TreeTop, NodeMap]:
     """The subtree of a bucket whose items are `live` (ascending by key); `nodes` are those it had before."""
-    before = TREE_NODES.empty_table() if nodes is None else unpacked(nodes)
+    cache = NodeMap() if nodes is None else node_map(nodes)
     items, encoded = live["item"].to_pylist(), _encoded(live)
     if nodes is None or len(dirty) * ANEW_SHARE >= len(items):
         keys = [ItemKey(key.hex()) for key in live["item_key"].to_pylist()]
-        return _grown(bucket, set(before["cid"].to_pylist()), keys, list(zip(items, encoded, strict=True)), put)
-    cache = NodeMap()
-    columns = (before[name].to_pylist() for name in ("path", "cid", "count", "size"))
-    for path, cid, count, size in zip(*columns, strict=True):
-        cache.keep(path, TreeTop(Cid(cid), count, size))
+        known = {top.cid for top in cache.nodes.values()}
+        return _grown(bucket, known, keys, list(zip(items, encoded, strict=True)), put)
     keys = [key.hex() for key in live["item_key"].to_pylist()]
 
     def items_under(path: str) -> list[tuple[ItemId, EncodedItem]]:

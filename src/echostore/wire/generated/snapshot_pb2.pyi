@@ -34,6 +34,7 @@ class StateRoot(_message.Message):
     MEMBERSHIP_ROOT_FIELD_NUMBER: _builtins.int
     INDEX_ROOT_FIELD_NUMBER: _builtins.int
     TREE_FIELD_NUMBER: _builtins.int
+    PLACEMENTS_FIELD_NUMBER: _builtins.int
     encoding_version: _builtins.int
     party: _builtins.bytes
     admission_digest: _builtins.bytes
@@ -46,6 +47,8 @@ class StateRoot(_message.Message):
     """CID of the item tree's top node"""
     tree: _builtins.bytes
     """CID of the party-level tree state (unstable moves)"""
+    placements: _builtins.bytes
+    """CID of the placement tree's top node; absent in encoding version 2"""
     @_builtins.property
     def timeframe(self) -> _containers.RepeatedCompositeFieldContainer[Global___TimeframeEntry]:
         """data feeds, ascending by feed key"""
@@ -67,10 +70,11 @@ class StateRoot(_message.Message):
         membership_root: _builtins.bytes = ...,
         index_root: _builtins.bytes = ...,
         tree: _builtins.bytes = ...,
+        placements: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_digest", b"admission_digest", "base_epoch", b"base_epoch", "encoding_version", b"encoding_version", "index_root", b"index_root", "item_count", b"item_count", "membership_root", b"membership_root", "models", b"models", "party", b"party", "timeframe", b"timeframe", "tree", b"tree"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission_digest", b"admission_digest", "base_epoch", b"base_epoch", "encoding_version", b"encoding_version", "index_root", b"index_root", "item_count", b"item_count", "membership_root", b"membership_root", "models", b"models", "party", b"party", "placements", b"placements", "timeframe", b"timeframe", "tree", b"tree"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -126,7 +130,8 @@ Global___ModelVersion: _TypeAlias = ModelVersion  # noqa: Y015
 @_typing.final
 class TreeNode(_message.Message):
     """A node of the item tree covers all items whose id hash starts with its path of nibbles. It is a page or an index
-    node, never both; docs/internals/snapshots.md has the rule and the bytes.
+    node, never both; docs/internals/snapshots.md has the rule and the bytes. The placement tree has the same nodes, with
+    pages of its own kind.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -137,10 +142,13 @@ class TreeNode(_message.Message):
     BRANCHES_FIELD_NUMBER: _builtins.int
     COUNTS_FIELD_NUMBER: _builtins.int
     SIZES_FIELD_NUMBER: _builtins.int
+    PLACEMENTS_FIELD_NUMBER: _builtins.int
     present: _builtins.int
     """an index node: bit b is set when the branch with label b holds items"""
     branches: _builtins.bytes
     """36-byte CIDs of the present branches, in the order of their nibbles"""
+    placements: _builtins.bytes
+    """a page of the placement tree: 32 bytes each, ascending by their keys"""
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___ItemState]:
         """a page: ascending by id hash"""
@@ -166,10 +174,11 @@ class TreeNode(_message.Message):
         branches: _builtins.bytes = ...,
         counts: _abc.Iterable[_builtins.int] | None = ...,
         sizes: _abc.Iterable[_builtins.int] | None = ...,
+        placements: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["branches", b"branches", "counts", b"counts", "items", b"items", "large_items", b"large_items", "present", b"present", "sizes", b"sizes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branches", b"branches", "counts", b"counts", "items", b"items", "large_items", b"large_items", "placements", b"placements", "present", b"present", "sizes", b"sizes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

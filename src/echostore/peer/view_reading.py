@@ -1,0 +1,169 @@
+"""Reading one view out of a snapshot: the items below it, with the few blobs that lead to them.
+
+    placements     what the genesis of items put at a place       one range of a tree, for each place of the view
+    moves          what explicit moves took away and brought      one blob, which is read anyway
+    items          the states of what is left                     the pages on their paths
+
+It goes down level by level. What hangs at the places of one level is asked for together, and the items of all levels are
+at the end, so that who fetches blobs from elsewhere waits a few times for each level and not for each blob. A snapshot
+without placements is read whole.
+
+What an index claims is believed of no item: its own state must say the same. What an index hides is not seen here; who has
+the whole snapshot compares (`placement_checking`).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from echostore.kernel.errors import Corrupt
+from echostore.kernel.ids import ITEM_ID_BYTES, Cid, ItemId, item_text
+from echostore.kernel.items.tree import Tree, TreeMove
+from echostore.kernel.snapshot import StateRoot, item_key, place_path, view_place
+from echostore.wire.generated import snapshot_pb2 as pb
+from echostore.wire.items import decode_moves
+from echostore.wire.placements import PlacementReader, state_placements
+from echostore.wire.tree_reader import TreeReader
+
+States = dict[ItemId, pb.ItemState]
+
+Ahead = Callable[["TreeReader | PlacementReader", Iterable[str]], None]
+"""Gets the nodes of a tree that lead to keys beginning with some nibbles, before they are read."""
+
+
+def nothing_ahead(reader: "TreeReader | PlacementReader", prefixes: Iterable[str]) -> None:
+    """For who has all blobs."""
+
+
+def view_states(
+    root: StateRoot, get: Callable[[Cid], bytes], name: ItemId | bytes, ahead: Ahead = nothing_ahead
+) -> States | None:
+    """A view by its item or its inception key, itself first, with all that hangs below it or is embedded in it.
+
+    None when it is not in the snapshot.
+    """
+    moves = decode_moves(get(root.tree), get)
+    items = TreeReader(root.index_root, get)
+    if root.placements is None:
+        ahead(items, [""])
+        return view_among(dict(items.items()), moves, name)
+    return _ViewReader(items, PlacementReader(root.placements, get), ahead).read(moves, name)
+
+
+def view_among(states: Mapping[ItemId, pb.ItemState], moves: Iterable[TreeMove], name: ItemId | bytes) -> States | None:
+    """The same, of the states of all items."""
+    top = next((item for item, state in states.items() if name in (item, state.inception_key)), None)
+    if top is None:
+        return None
+    tree = Tree({item: _parent(state) for item, state in states.items()}.get, moves)
+    below: dict[ItemId | None, list[ItemId]] = {}
+    for item in states:
+        for parent in (tree.home(item), *tree.embeddings(item)):
+            below.setdefault(parent, []).append(item)
+    return {item: states[item] for item in _closure(top, lambda places: {each: below.get(each, []) for each in places})}
+
+
+def _closure(top: ItemId, below: Callable[[list[ItemId]], Mapping[ItemId, Iterable[ItemId]]]) -> Iterator[ItemId]:
+    """An item and all below it, level by level."""
+    found, level = {top}, [top]
+    while level:
+        yield from level
+        children = below(level)
+        level = list(dict.fromkeys(child for place in level for child in children[place] if child not in found))
+        found.update(level)
+
+
+class _ViewReader:
+    """Reads one view of a snapshot that has placements."""
+
+    def __init__(self, items: TreeReader, placements: PlacementReader, ahead: Ahead) -> None:
+        self._items, self._placements, self._ahead = items, placements, ahead
+        self._states: dict[ItemId, pb.ItemState | None] = {}
+        """What was read so far; None for items that are not in the snapshot."""
+        self._claims: list[tuple[ItemId, ItemId]] = []
+        """Places and items of the index that were not checked yet."""
+
+    def read(self, moves: list[TreeMove], name: ItemId | bytes) -> States | None:
+        top = self._find(name)
+        if top is None:
+            return None
+        self._tree = Tree(self._first_parent, self._with_ancestors(moves))
+        self._brought: dict[ItemId, list[ItemId]] = {}
+        for item, home in self._tree.moved.items():
+            if home is not None:
+                self._brought.setdefault(home, []).append(item)
+        members = list(_closure(top, self._below))
+        self._load(members)
+        self._check()
+        return {item: state for item in members if (state := self._states[item]) is not None}
+
+    def _find(self, name: ItemId | bytes) -> ItemId | None:
+        if len(name) == ITEM_ID_BYTES:
+            candidates = [ItemId(name)]
+        else:
+            place = view_place(name)
+            candidates = self._hanging([place])[place]
+        self._load(candidates)
+        self._check()
+        for item in candidates:
+            state = self._states[item]
+            if state is not None and name in (item, state.inception_key):
+                return item
+        return None
+
+    def _hanging(self, places: list[ItemId]) -> dict[ItemId, list[ItemId]]:
+        """What the genesis of items put at each of some places, as the index claims."""
+        self._ahead(self._placements, {place_path(place) for place in places})
+        found = self._placements.at_each(places)
+        self._claims += [(place, item) for place in places for item in found[place]]
+        return found
+
+    def _check(self) -> None:
+        """Compare what the index claimed with what items say of themselves; all of them are read by then."""
+        self._load(item for _, item in self._claims)
+        for place, item in self._claims:
+            state = self._states[item]
+            if state is None or place + item not in state_placements(state):
+                raise Corrupt(
+                    f"the index of the snapshot has item {item_text(item)} where it does not stand",
+                    next_step="Start from another epoch, or from the history.",
+                )
+        self._claims.clear()
+
+    def _below(self, places: list[ItemId]) -> dict[ItemId, list[ItemId]]:
+        """What hangs below each of some places or is embedded there, after all moves."""
+        moved = self._tree.moved
+        hanging = self._hanging(places)
+        came = {place: {*self._brought.get(place, ()), *self._tree.guests(place)} for place in places}
+        self._load(item for items in came.values() for item in items)  # an epoch may have left them out
+        here: dict[ItemId, list[ItemId]] = {}
+        for place in places:
+            stayed = [item for item in hanging[place] if moved.get(item, place) == place]
+            others = (item for item in came[place].difference(stayed) if self._states[item] is not None)
+            here[place] = [*stayed, *sorted(others, key=item_key)]
+        return here
+
+    def _with_ancestors(self, moves: list[TreeMove]) -> list[TreeMove]:
+        """The moves; where their targets hang is read first, level by level: a replay asks for it one by one."""
+        asked: set[ItemId] = set()
+        level = {move.parent for move in moves if move.parent is not None}
+        while level:
+            asked |= level
+            self._load(level)
+            parents = {self._first_parent(item) for item in level}
+            level = {parent for parent in parents if parent is not None} - asked
+        return moves
+
+    def _first_parent(self, item: ItemId) -> ItemId | None:
+        self._load([item])
+        state = self._states[item]
+        return None if state is None else _parent(state)
+
+    def _load(self, items: Iterable[ItemId]) -> None:
+        missing = {item for item in items if item not in self._states}
+        if missing:
+            self._ahead(self._items, {item_key(item) for item in missing})
+            found = self._items.some(missing)
+            self._states.update((item, found.get(item)) for item in missing)
+
+
+def _parent(state: pb.ItemState) -> ItemId | None:
+    return ItemId(state.parent) if state.parent else None
