@@ -1,5 +1,6 @@
 """Agreeing on epochs, with real peers: recompute, attest, dispute, abstain; who declares and when; what stays."""
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -251,6 +252,9 @@ def declare_a_lie(party: Party, change: Callable[[dict[bytes, snapshot_pb2.ItemS
     return epochs._declare(read_state_root(data), cid)
 
 
+TUSK = snapshot_pb2.ItemState(type="tusk")
+
+
 def give_blobs(giver: Party, taker: Party) -> None:
     assert giver.runtime.blobs is not None
     assert taker.runtime.blobs is not None
@@ -295,6 +299,25 @@ def test_a_lying_epoch_is_disputed_with_the_first_differing_item_and_history_sta
     circle.review()
     assert {view.cid for name in circle.peers for view in circle.epochs(name).all()} == {truth.cid}
     assert circle.epochs("b").all()[0].final
+
+
+def test_what_is_said_of_epochs_is_in_the_log_and_a_dispute_is_an_alarm(
+    circle: Circle, caplog: pytest.LogCaptureFixture
+) -> None:
+    item = circle.party("a").create("property-set", type="task")
+    circle.meet()
+    with caplog.at_level(logging.INFO, logger="echostore.epochs"):
+        circle.epochs("a").create()
+        circle.meet()
+        circle.tick()
+        circle.party("a").create("property-set", type="task")
+        circle.meet()
+        declare_a_lie(circle.party("b"), lambda states: states[bytes(item.id)].MergeFrom(TUSK))
+        circle.meet()
+        circle.tick()
+    told = [(record.levelname, record.getMessage(), record.__dict__["epoch"]) for record in caplog.records]
+    assert told == [("INFO", "attested an epoch", 1)] * 2 + [("WARNING", "disputed an epoch", 2)] * 2
+    assert {record.__dict__["party"] for record in caplog.records} == {circle.party("a").key.hex()}
 
 
 def test_every_mutation_of_every_item_is_found_and_named(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_recovering_the_identity_alone_and_on_a_home_in_use(tmp_path: Path) -> N
     unreachable = Cli(tmp_path / "other", tmp_path / "state")(
         "identity", "recover", "--from", "127.0.0.1:1", stdin=phrase
     )
-    assert unreachable.status == 1
+    assert unreachable.status == 5
     assert "has the identity back" in unreachable.err
     asked = ada("identity", "phrase", "--remove-key")
     assert (asked.status, "needs a yes" in asked.err) == (2, True)

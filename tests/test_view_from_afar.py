@@ -51,6 +51,9 @@ def away(tmp_path: Path) -> Iterator[Away]:
 def test_it_is_read_from_the_epoch(away: Away) -> None:
     shown = away.echo("view", "open", away.view.locator, "--from", address(away.ann), "--json").ok().json()
     assert (shown["display_name"], shown["epoch"], len(shown["items"])) == ("Plan", 1, 2)
+    told = away.echo("view", "open", away.view.locator, "--from", address(away.ann)).ok().out
+    assert "display_name=Plan" in told
+    assert told.endswith("as of epoch 1\n")
 
 
 def test_a_locator_that_is_none_or_of_another_party(away: Away) -> None:

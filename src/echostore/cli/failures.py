@@ -110,7 +110,7 @@ EXPLANATIONS: dict[str, str] = {
     ),
     "E-UNREACHABLE": "Another peer could not be reached, or would not talk: it is not running, the address is wrong, a "
     "firewall is between, or another device answered than was expected. Make sure that the other peer listens "
-    "(`echostore serve` there) and try again. Exit status 1.",
+    "(`echostore serve` there) and try again. Exit status 5.",
     "E-CLOSED": "The peer, party or store was closed while it was still used. Open it again. Exit status 1.",
     "E-MODEL": (
         "The model of an item raised an error. The item is set aside, its operations are kept and replicated, and "

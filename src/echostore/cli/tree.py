@@ -9,6 +9,7 @@ from echostore.cli.values import one_line, short, shown, to_json
 from echostore.kernel.errors import ModelFailed
 
 if TYPE_CHECKING:
+    from echostore.kernel.items.record import ItemRecord
     from echostore.peer.items import Item
     from echostore.peer.party import Party
 
@@ -50,7 +51,7 @@ def nodes(
             "type": record.genesis.type,
             "name": record.name,
             "last": last,
-            "summary": summary(item),
+            "summary": summary(record),
         }
         # What is embedded here has its home elsewhere, and is drawn in full there.
         if embedded or (depth_max is not None and depth + 1 >= depth_max):
@@ -85,16 +86,16 @@ def draw(records: Iterator[dict[str, Any]], *, title: str | None) -> Iterator[st
         yield f"{rails}{branch}{mark}{one_line(label)} {short(record['item'])}{model}{name}{gone}{tail}"
 
 
-def summary(item: "Item") -> str:
+def summary(record: "ItemRecord") -> str:
     """What an item holds, in one short line."""
     try:
-        value = item.value()
+        value = record.model.value()
     except ModelFailed as error:
         return f"! {one_line(error.what, SUMMARY_WIDTH)}"
     if isinstance(value, dict):
         text = "  ".join(f"{one_line(key)}={one_line(_brief(element), 30)}" for key, element in value.items())
     elif isinstance(value, list):
-        noun = "post" if item.model == "threaded-log" else "element"
+        noun = "post" if record.genesis.model == "threaded-log" else "element"
         text = f"{len(value)} {noun}{'' if len(value) == 1 else 's'}"
     else:
         text = "" if value is None else one_line(repr(value) if isinstance(value, str) else str(to_json(value)))

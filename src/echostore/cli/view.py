@@ -8,7 +8,7 @@ from cyclopts import App, Parameter
 from echostore.cli.opening import find_item, item_id, open_party, reading, writing
 from echostore.cli.options import IN_PARTY, LISTING_IN_PARTY, InParty, ListingInParty, Name, examples
 from echostore.cli.output import Column, Form, Output
-from echostore.cli.tree import draw, nodes
+from echostore.cli.tree import draw, nodes, summary
 from echostore.cli.values import one_line, short, to_json
 from echostore.kernel.errors import NotFound, Refused, TimedOut, UsageError
 from echostore.kernel.ids import KEY_BYTES, item_from_text, item_text
@@ -170,8 +170,13 @@ def _show_early(output: Output, view: str, epoch: int, records: "list[ItemRecord
         "items": [item_text(record.item) for record in records],
     }
     lines = [f"{fields['view_class']}  {one_line(fields['display_name'])}", view]
-    lines += [f"{short(item_text(record.item))}  {record.genesis.type or record.genesis.model}" for record in records]
+    lines += [_line(record) for record in records]
     output.document(fields, [*lines, f"as of epoch {epoch}"])
+
+
+def _line(record: "ItemRecord") -> str:
+    label = one_line(record.genesis.type or record.genesis.model)
+    return f"{label} {short(item_text(record.item))}  {summary(record)}".rstrip()
 
 
 def _fields(view: Any) -> dict[str, Any]:

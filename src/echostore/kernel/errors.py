@@ -100,6 +100,7 @@ class Unreachable(EchoError):
     """Another peer could not be reached, or would not talk."""
 
     code = "E-UNREACHABLE"
+    exit_status = 5
 
 
 class EngineFailed(EchoError):

@@ -21,7 +21,7 @@ from echostore.kernel.order import CONTROL, DATA
 from echostore.kernel.party.credentials import Role
 from echostore.kernel.party.epoch_chain import Epoch
 from echostore.kernel.party.epoch_policy import ADMINS, ELECT, EpochPolicy, election, turn
-from echostore.peer.epoch_agreement import Judged
+from echostore.peer.epoch_agreement import Judged, Verdict
 from echostore.peer.epoch_fold import timeframe_of
 from echostore.peer.epochs import Epochs, EpochView
 
@@ -118,9 +118,12 @@ class EpochKeeper:
                         raise
                     continue
                 except EchoError as error:
-                    _log.warning("epochs of a party were not looked after", extra={"why": str(error)})
+                    _log.warning(
+                        "epochs of a party were not looked after", extra={"party": party.key.hex(), "why": str(error)}
+                    )
                     continue
                 done.append(kept)
+                _tell(kept)
                 with party.lock:
                     timed = timed or self._policy(party).by_itself
             self._timed = timed
@@ -157,7 +160,7 @@ class EpochKeeper:
             try:
                 return epochs.create()
             except Refused as refused:
-                _log.info("no epoch was declared", extra={"why": str(refused)})
+                _log.info("no epoch was declared", extra={"party": party.key.hex(), "why": str(refused)})
                 return None
 
     def _is_turn(self, party: "Party", policy: EpochPolicy, before: Epoch | None, waited_s: float) -> bool:
@@ -209,6 +212,18 @@ class EpochKeeper:
                 self.tick()
             except Closed:
                 return
+
+
+def _tell(kept: Kept) -> None:
+    """Write down what was said of epochs. A dispute is an alarm: somebody claims a state that the messages do not give."""
+    party = kept.party.hex()
+    if kept.declared is not None:
+        _log.info("declared an epoch", extra={"party": party, "epoch": kept.declared.number})
+    for judged in kept.judged:
+        if judged.verdict is Verdict.ATTESTED:
+            _log.info("attested an epoch", extra={"party": party, "epoch": judged.number})
+        elif judged.verdict is Verdict.DISPUTED:
+            _log.warning("disputed an epoch", extra={"party": party, "epoch": judged.number, "why": judged.detail})
 
 
 def eligible_devices(party: "Party", policy: EpochPolicy) -> list[DeviceKey]:
