@@ -66,8 +66,8 @@ def told(party: Party) -> dict[str, object]:
 
 
 def admit_many(party: Party, count: int) -> None:
-    """Members who are a key and a long name: three thousand are a control state of more than one blob."""
+    """Members who are a key and a long name: three thousand are a control state and a membership of more than one blob."""
     keys = [IdentityKey(hashlib.sha256(f"member {number}".encode()).digest()) for number in range(count)]
-    said = [MemberAdmit(key, Role.EDITOR, f"{key.hex()} " * 3) for key in keys]
+    said = [MemberAdmit(key, Role.EDITOR, f"{key.hex()} " * 6) for key in keys]
     for start in range(0, count, CREDENTIALS_MAX):
         party.members._issue([party.members._sign(each) for each in said[start : start + CREDENTIALS_MAX]])

@@ -438,3 +438,110 @@ def test_what_can_never_count_is_left_out() -> None:
     assert feed("eve") in state.lengths
     kept = [message for message in state.messages if message.feed == fid("eve")]
     assert [message.positions for message in kept] == [(1,)], "a profile may count once its writer is known"
+
+
+# --- late votes -----------------------------------------------------------------------------------------------------
+
+
+def sees_to(story: Story, messages: Sequence[ControlMessage], *names: str) -> list[ControlMessage]:
+    """What somebody has heard who knows some messages, and has written all that is in some feeds."""
+    own = [message for message in story.messages if message.feed_key in {feed(name) for name in names}]
+    return closure(story.messages, [*messages, *own])
+
+
+def settled(machine: PartyMachine, state: ControlState) -> dict[str, object]:
+    """What two peers with the same messages must agree on, whoever has truncated: not who stands for what is gone."""
+    told = facts(machine, state)
+    return {name: told[name] for name in told if name not in ("rejected", "why")}
+
+
+def test_a_vote_that_comes_after_a_later_quorum_pins_nothing() -> None:
+    """Who slept votes on an epoch that had no quorum when its successor, which has one, was made."""
+    story = team(*PEOPLE[1:])
+    base = list(story.messages)
+    act = story.say("dan", Invitation(b"key", Role.EDITOR), sees=base)
+    story.say("bob", remove("dan"), sees=base)
+    seen = sees_to(story, [*base, act], "ann")
+    first = story.say("ann", next_epoch(story, seen), sees=seen)
+    known = [*seen, first]
+    story.say("bob", vote(first))
+    epochs(story, 3, voters=("bob", "cyd"))
+    below = list(story.messages)
+    whole = story.machine()
+    assert not whole.invitations, "the removal that epoch 2 contains voids it, and nothing stood before that"
+    story.say("cyd", vote(first), sees=sees_to(story, known, "cyd"))
+    later = story.machine()
+    assert person("cyd") in later.epoch_tally().chain[0].attested_by
+    assert later.epoch_tally().chain[0].quorate
+    assert not later.invitations, "epoch 2 has a quorum and knows better"
+    assert later.admission().digest == whole.admission().digest
+    state = compact(story.machine(below), lengths_of(below))
+    assert settled(go_on(state, story, story.messages), state) == settled(later, state)
+
+
+@st.composite
+def parties_with_sleepers(draw: st.DrawFn) -> tuple[Story, int]:
+    """Epochs with and without quorums, removals and acts; members who vote late. And how many messages came in time."""
+    story = team(*PEOPLE[1:])
+    base = list(story.messages)
+    declared: list[ControlMessage] = []
+    slept: list[tuple[str, ControlMessage, list[ControlMessage]]] = []
+    for _ in range(draw(st.integers(3, 9))):
+        what = draw(st.integers(0, 9))
+        if what <= 4:
+            said = next_epoch(story, story.messages, bob_data=draw(st.integers(0, 9)))
+            declared.append(story.say(draw(st.sampled_from(PEOPLE[:3])), said))
+            known = list(story.messages)
+            for voter in draw(st.permutations(PEOPLE)):
+                if draw(st.booleans()):
+                    story.say(voter, vote(declared[-1]), sees=sees_to(story, known, voter))
+                elif draw(st.booleans()):
+                    slept.append((voter, declared[-1], known))
+        else:
+            name = draw(st.sampled_from(PEOPLE))
+            little = sees_to(story, base, name) if draw(st.booleans()) else list(story.messages)
+            story.say(
+                name,
+                draw(
+                    st.sampled_from(
+                        [
+                            remove("dan", dan_data=3),
+                            remove("cyd"),
+                            change("bob", Role.READER, bob_data=4),
+                            FeedRetire(feed("bob.data"), 2),
+                            Invitation(b"key", Role.EDITOR),
+                            Profile("p"),
+                        ]
+                    )
+                ),
+                sees=little,
+            )
+    for _ in range(2):  # two that all attest, mostly: then feeds may be truncated
+        told = story.say("ann", next_epoch(story, story.messages))
+        for name in PEOPLE[1:]:
+            story.say(name, vote(told))
+    in_time = len(story.messages)
+    for voter, genesis, known in slept:
+        ballot = vote(genesis)
+        late = ballot if draw(st.booleans()) else EpochDispute(ballot.number, ballot.genesis)
+        story.say(voter, late, sees=sees_to(story, known, voter))
+    return story, in_time
+
+
+@given(parties_with_sleepers(), st.randoms(use_true_random=False))
+@settings(max_examples=60)
+def test_late_votes_change_nothing_for_anybody(told: tuple[Story, int], chance: random.Random) -> None:
+    """Truncated at any epoch that may be truncated at, or with all messages; in whatever order they come."""
+    story, in_time = told
+    machine = story.machine(story.messages[:in_time])
+    whole = story.machine(causal_shuffle(story.messages, chance))
+    for epoch in machine.epoch_tally().chain:
+        if not epoch.quorate or not machine.epoch_tally().final(epoch.number + 1):
+            continue
+        lengths = {entry.feed: entry.seq + 1 for entry in epoch.genesis.control_timeframe}
+        state = compact(machine, lengths)
+        if not state.chains or go_on(state, story, story.messages[:in_time]).late:
+            continue  # nobody truncates there (`plan_floor`)
+        heard = [go_on(state, story, causal_shuffle(story.messages, chance)) for _ in range(2)]
+        assert settled(heard[0], state) == settled(heard[1], state)
+        assert settled(heard[0], state) == settled(whole, state)

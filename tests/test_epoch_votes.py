@@ -413,7 +413,7 @@ def test_who_asks_again_has_nothing_counted_again(monkeypatch: pytest.MonkeyPatc
     machine = in_every_order(story)[0]
     counted: list[object] = []
     pins_of = PartyMachine._pins_of
-    monkeypatch.setattr(PartyMachine, "_pins_of", lambda self, child: counted.append(child) or pins_of(self, child))
+    monkeypatch.setattr(PartyMachine, "_pins_of", lambda self, *given: counted.append(given) or pins_of(self, *given))
     before = machine.epoch_tally().chain, machine.admission().digest, machine.members
     assert (machine.epoch_tally().chain, machine.admission().digest, machine.members) == before
     assert counted == []

@@ -107,7 +107,7 @@ def test_pins_that_are_missing_are_found(monkeypatch: pytest.MonkeyPatch) -> Non
     from echostore.kernel.party.machine import PartyMachine
     from echostore.kernel.party.pins import NO_PINS
 
-    monkeypatch.setattr(PartyMachine, "_pins_of", lambda machine, child: NO_PINS)
+    monkeypatch.setattr(PartyMachine, "_pins_of", lambda machine, child, kept=(): NO_PINS)
     assert broken(range(60))
 
 

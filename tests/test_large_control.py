@@ -22,6 +22,7 @@ from echostore.wire.control_blobs import as_blobs, chunks_named, name_of, read_b
 from echostore.wire.control_evidence import read_evidence
 from echostore.wire.control_state import EVIDENCE_KEY, FLOOR_KEY, read_control_state
 from echostore.wire.generated import control_state_pb2 as pb
+from echostore.wire.membership import membership_names
 from network_peers import cid, converged, invited, peers
 from peer_builder import Circle
 from test_stale_messages import agreed_epoch, started
@@ -75,7 +76,10 @@ def test_a_party_of_three_thousand_is_truncated_and_started_from(tmp_path: Path)
         data = ann.runtime.feeds.about(FLOOR_KEY)
         assert len(data) > BLOB_BYTES_MAX
         assert name_of(data) == first.genesis.control
-        assert len(raw_blobs(ann)) == 2, "the chunks"
+        snapshot = ann.snapshot()
+        members = {*membership_names(snapshot.root.membership_root, snapshot.blob)} - {snapshot.root.membership_root}
+        assert raw_blobs(ann) == members | {*as_blobs(data)} - {name_of(data)}
+        assert len(members) == 2, "the membership of the snapshot is more than one blob too"
         started(ann, cat)
         sync(ann, cat)
         assert item["mine"] is True

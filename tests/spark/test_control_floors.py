@@ -9,7 +9,7 @@ import pytest
 from control_floors import admit_many
 from echostore.bench.many_epochs import Voter, add_epochs
 from echostore.kernel.errors import Compacted, Corrupt
-from echostore.kernel.ids import PartyKey, feed_id
+from echostore.kernel.ids import Cid, PartyKey, feed_id
 from echostore.kernel.limits import BLOB_BYTES_MAX
 from echostore.peer.epoch_gc import run_gc
 from echostore.peer.peer import open_peer
@@ -21,6 +21,9 @@ from echostore.pipeline.lake.versions import Lake
 from echostore.pipeline.run import RunRequest, run_pipeline
 from echostore.pipeline.stages.control import Limit, _planned, fold_control_here
 from echostore.pipeline.stages.planning import NO_FILE
+from echostore.pipeline.stages.snapshot import party_root
+from echostore.wire.membership import membership_names
+from echostore.wire.snapshot import read_state_root
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +90,13 @@ def test_a_state_of_three_thousand_members_is_gone_on_from(tmp_path: Path) -> No
         found = fold_control_here(str(lake), control_runs(lake))
         assert found["members"].num_rows == 3004
         assert found["parties"]["admission"].to_pylist() == [party.runtime.processor.admission.digest]
+        (row,) = found["parties"].to_pylist()
+        blobs: dict[Cid, bytes] = {}
+        nothing = dict.fromkeys(("tops", "placements", "moves", "timeframe", "messages", "base", "base_number"))
+        _, _, data, *_ = party_root({**nothing, **row}, party.runtime.processor.factory, blobs.__setitem__)
+        root = read_state_root(data).membership_root
+        assert root == party.snapshot().root.membership_root
+        assert len({*membership_names(root, blobs.__getitem__)}) == 3, "a head and two chunks"
 
 
 def test_a_moment_below_the_state_is_compacted(lakes: tuple[PartyKey, Path, Path]) -> None:

@@ -46,6 +46,7 @@ from echostore.wire.control_blobs import chunks_named
 from echostore.wire.epochs import cut_pages
 from echostore.wire.generated import snapshot_pb2 as pb
 from echostore.wire.items import move_chunks
+from echostore.wire.membership import membership_names
 from echostore.wire.placements import PlacementReader
 from echostore.wire.snapshot import read_state_root
 from echostore.wire.tree_nodes import IndexNode, MalformedNode, Page, large_item_cids, parse_node
@@ -124,7 +125,7 @@ def fetch_heads(blobs: "BlobStore", name: BaseName, fetch: Fetch) -> None:
     root = read_state_root(blobs.get(name.snapshot))
     pages = cut_pages(blobs.get(name.cut)) if name.cut else []
     fetch([root.membership_root, root.tree, root.index_root, *pages])
-    fetch(move_chunks(blobs.get(root.tree)))
+    fetch([*move_chunks(blobs.get(root.tree)), *membership_names(root.membership_root, blobs.get)])
 
 
 def fetch_tree(

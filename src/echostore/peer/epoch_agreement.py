@@ -32,6 +32,7 @@ from echostore.store.feed_store import FeedStore
 from echostore.wire.base_epoch import BaseEpoch, BaseName
 from echostore.wire.cids import PROTOBUF, cid_of
 from echostore.wire.epochs import EpochRecord, encode_cut, encode_epoch_record, read_cut
+from echostore.wire.membership import membership_names
 from echostore.wire.snapshot import read_state_root
 from echostore.wire.tree_reader import TreeReader
 
@@ -457,7 +458,8 @@ def _opened(runtime: "PartyRuntime", epoch: Epoch) -> BaseEpoch | None:
     assert runtime.blobs is not None
     try:
         found = BaseEpoch(BaseName.of(epoch.genesis, epoch.hash), runtime.blobs.get, runtime.processor.factory)
-        whole = runtime.blobs.has(found.root.index_root) and runtime.blobs.has(found.root.membership_root)
+        names = [found.root.index_root, *membership_names(found.root.membership_root, runtime.blobs.get)]
+        whole = all(runtime.blobs.has(cid) for cid in names)
     except EchoError:
         return None  # its blobs are not all here: another base will do
     return found if whole else None

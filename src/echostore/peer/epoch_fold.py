@@ -41,9 +41,8 @@ from echostore.store.feed_store import FeedStore
 from echostore.wire.base_epoch import BaseEpoch, base_mark
 from echostore.wire.cids import PROTOBUF, cid_of
 from echostore.wire.epochs import FeedCut, encode_cut
-from echostore.wire.generated import credential_pb2
 from echostore.wire.items import encode_moves, encode_record
-from echostore.wire.membership import membership_state
+from echostore.wire.membership import membership_blobs, membership_state, read_membership
 from echostore.wire.placements import (
     PlacementReader,
     SortedPlacements,
@@ -243,7 +242,7 @@ def timeframe_of(entries: Iterable[TimeframeEntry | RootEntry]) -> Timeframe:
 
 def counts_alike(base: BaseEpoch, admission: Admission) -> bool:
     """Whether the blocks inside an earlier epoch count under an admission as they did in it."""
-    state = credential_pb2.MembershipState.FromString(base.blob(base.root.membership_root))
+    state = read_membership(base.root.membership_root, base.blob)
     before = {
         feed_id(FeedKey(each.feed)): [
             (interval.start, None if interval.open else interval.end, interval.role) for interval in each.intervals
@@ -478,9 +477,9 @@ def _rooted(
     blobs: dict[Cid, bytes],
 ) -> Folded:
     moves: Any = encode_moves(processor.state.tree.moves, blobs.__setitem__)
-    membership = membership_state(processor.membership.machine)
-    moves_cid, membership_cid = cid_of(moves, PROTOBUF), cid_of(membership, PROTOBUF)
-    blobs[moves_cid], blobs[membership_cid] = moves, membership
+    membership = membership_blobs(membership_state(processor.membership.machine))
+    moves_cid = cid_of(moves, PROTOBUF)
+    blobs.update({moves_cid: moves, **membership})
     cid, data = state_root_bytes(
         party=processor.party,
         timeframe=[
@@ -490,7 +489,7 @@ def _rooted(
         base_epoch=base_mark(processor.base),
         models=[ModelVersion(model, version) for model, version in models],
         item_count=top.count,
-        membership_root=membership_cid,
+        membership_root=next(iter(membership)),
         index_root=top.cid,
         tree=moves_cid,
         placements=placed,

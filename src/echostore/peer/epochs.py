@@ -21,6 +21,7 @@ from echostore.peer.epoch_fold import Folded, OpenTimeframe, cuts_at, fold_to
 from echostore.peer.retiring import retire_silent
 from echostore.wire.cids import PROTOBUF, cid_from_text, cid_of, cid_text, matches
 from echostore.wire.epochs import EpochRecord, encode_cut, encode_epoch_record, read_epoch_record
+from echostore.wire.membership import membership_names
 from echostore.wire.placements import PlacementReader
 from echostore.wire.snapshot import OldEncoding, read_state_root
 from echostore.wire.tree_nodes import IndexNode, large_item_cids
@@ -205,7 +206,7 @@ class Epochs:
             total += len(self._blob(cid))
             return True
 
-        for cid in (epoch.genesis.snapshot, root.membership_root, root.tree):
+        for cid in (epoch.genesis.snapshot, *membership_names(root.membership_root, self._blob), root.tree):
             count(cid)
         if root.placements is not None:
             self._count_placements(PlacementReader(root.placements, self._blob), count)

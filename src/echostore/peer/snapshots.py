@@ -30,7 +30,7 @@ from echostore.wire.base_epoch import base_mark
 from echostore.wire.cids import PROTOBUF, cid_from_text, cid_of, cid_text
 from echostore.wire.generated import snapshot_pb2 as pb
 from echostore.wire.items import decode_record, encode_moves, encode_record
-from echostore.wire.membership import membership_state
+from echostore.wire.membership import membership_blobs, membership_state
 from echostore.wire.placements import build_placements
 from echostore.wire.snapshot import EncodedItem, encode_item, read_state_root, state_root_bytes, unplaced_root
 from echostore.wire.tree import TreeReader, build, update
@@ -149,9 +149,9 @@ def take_snapshot(runtime: "PartyRuntime") -> Snapshot:
 def _finish(runtime: "PartyRuntime", top: TreeTop, placed: TreeTop, moves: bytes, blobs: dict[Cid, bytes]) -> Snapshot:
     """Add the blobs above the trees."""
     processor = runtime.processor
-    membership = membership_state(processor.membership.machine)
-    moves_cid, membership_cid = cid_of(moves, PROTOBUF), cid_of(membership, PROTOBUF)
-    blobs[moves_cid], blobs[membership_cid] = moves, membership
+    membership = membership_blobs(membership_state(processor.membership.machine))
+    moves_cid = cid_of(moves, PROTOBUF)
+    blobs |= {moves_cid: moves, **membership}
     timeframe = processor.timeframe
     cid, data = state_root_bytes(
         party=runtime.party,
@@ -160,7 +160,7 @@ def _finish(runtime: "PartyRuntime", top: TreeTop, placed: TreeTop, moves: bytes
         base_epoch=base_mark(processor.base),
         models=[ModelVersion(model, version) for model, version in runtime.models_in_use()],
         item_count=top.count,
-        membership_root=membership_cid,
+        membership_root=next(iter(membership)),
         index_root=top.cid,
         tree=moves_cid,
         placements=placed.cid,

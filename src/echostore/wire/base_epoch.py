@@ -27,6 +27,7 @@ from echostore.kernel.snapshot import Path, StateRoot
 from echostore.wire.epochs import FeedCut, cut_pages, read_cut
 from echostore.wire.generated import snapshot_pb2 as pb
 from echostore.wire.items import decode_moves, decode_record, move_chunks
+from echostore.wire.membership import membership_names
 from echostore.wire.placements import PlacementReader
 from echostore.wire.snapshot import read_state_root
 from echostore.wire.tree_nodes import IndexNode
@@ -165,7 +166,7 @@ class BaseEpoch:
 
 def snapshot_blobs(root: StateRoot, get: Callable[[Cid], bytes]) -> Iterator[Cid]:
     """All blobs below a state root, names before what they lead to; one may come more than once."""
-    yield root.membership_root
+    yield from membership_names(root.membership_root, get)
     yield root.tree
     yield from move_chunks(get(root.tree))
     yield from TreeReader(root.index_root, get).reachable()

@@ -1,4 +1,4 @@
-"""Control states and their evidence as blobs: one blob where they fit, else a head that names chunks.
+"""Control states, the evidence for them and memberships as blobs: one where they fit, else a head that names chunks.
 
     up to 1 MiB     the bytes are the blob
     above           head (`ControlChunks`)  size, CIDs  ──►  chunk  chunk  chunk  rest       each 1 MiB but the last
@@ -53,7 +53,7 @@ def read_blobs(name: Cid, get: Get) -> bytes:
     size, cids = found
     rest = [_checked(cid, get, BLOB_BYTES_MAX) for cid in cids]
     if any(len(chunk) != BLOB_BYTES_MAX for chunk in rest[:-1]) or sum(map(len, rest)) != size:
-        raise Corrupt("a control state or the evidence for it is in chunks of other sizes than its head says")
+        raise Corrupt("what control amounts to is in chunks of other sizes than its head says")
     return b"".join(rest)
 
 
@@ -66,7 +66,7 @@ def chunks_named(cid: Cid, data: bytes) -> list[Cid]:
 def _checked(cid: Cid, get: Get, bytes_max: int) -> bytes:
     data = get(cid)
     if len(data) > bytes_max or not matches(cid, data):
-        raise Corrupt("a control state or the evidence for it is not what its CID says")
+        raise Corrupt("what control amounts to is not what its CID says")
     return data
 
 

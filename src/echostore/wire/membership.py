@@ -1,13 +1,24 @@
 """Membership as bytes: what the state root's `membership_root` addresses.
 
 A function of the set of credentials: every list is ascending by its key, and nothing is in it that depends on the
-order of arrival. With it, control feeds can be truncated below an epoch like data feeds.
+order of arrival. With it, control feeds can be truncated below an epoch like data feeds. That of a few thousand members is
+more than one blob, and stands in chunks as control states do (`control_blobs`).
 """
 
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from echostore.kernel.errors import TooLarge
+from echostore.kernel.ids import KEY_BYTES, Cid
 from echostore.kernel.party.admission import FeedAdmission, Interval
 from echostore.kernel.party.machine import PartyMachine
 from echostore.wire.claims import FEED_KINDS, PARTY_KINDS, encode_role
+from echostore.wire.control_blobs import CONTROL_BYTES_MAX, Least, as_blobs, check_dense, chunks_named, read_blobs
 from echostore.wire.generated import credential_pb2 as pb
+from echostore.wire.snapshot import canonical_message
+
+_LEAST: Final[Least] = {field: (2 + KEY_BYTES, {}) for field in (3, 4, 5, 8)}
+"""Feeds, members, devices and child parties each have a key."""
 
 
 def membership_state(machine: PartyMachine) -> bytes:
@@ -38,6 +49,26 @@ def membership_state(machine: PartyMachine) -> bytes:
         children=[pb.ChildState(child=child, title=title) for child, title in machine.children],
     )
     return state.SerializeToString(deterministic=True)
+
+
+def membership_blobs(state: bytes) -> dict[Cid, bytes]:
+    """The blobs of an encoded membership; the one that the state root names comes first."""
+    if len(state) > CONTROL_BYTES_MAX:
+        raise TooLarge(f"the membership of the party has {len(state)} bytes, more than a snapshot may hold")
+    return as_blobs(state)
+
+
+def membership_names(root: Cid, get: Callable[[Cid], bytes]) -> Iterator[Cid]:
+    """The CIDs of all blobs of a membership, the one that the state root names first."""
+    yield root
+    yield from chunks_named(root, get(root))
+
+
+def read_membership(root: Cid, get: Callable[[Cid], bytes]) -> pb.MembershipState:
+    """The membership that a state root names."""
+    data = read_blobs(root, get)
+    check_dense(data, _LEAST, "a membership")
+    return canonical_message(pb.MembershipState, data, "a membership")
 
 
 def _feed(admitted: FeedAdmission) -> pb.AdmittedFeed:

@@ -45,7 +45,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from echostore.kernel.ids import DeviceKey, FeedId, FeedKey, IdentityKey, PartyKey, Stamp
+from echostore.kernel.ids import DeviceKey, FeedId, FeedKey, IdentityKey, PartyKey, Stamp, feed_id
 from echostore.kernel.party.control_state import ChainStart
 from echostore.kernel.party.credentials import EpochDispute, EpochGenesis, TimeframeEntry
 from echostore.kernel.party.epoch_policy import EpochPolicy, majority
@@ -123,6 +123,10 @@ class Tally:
         self._highest: dict[IdentityKey, int] = defaultdict(int)
         """The greatest number that an identity voted on."""
         self._support: dict[bytes, set[IdentityKey]] = defaultdict(set)
+        self._stood: dict[bytes, list[tuple[IdentityKey, Stamp]]] = defaultdict(list)
+        """Who stood for a genesis where, counted or not."""
+        self._heard: dict[int, dict[tuple[bytes, bytes], bool]] = defaultdict(dict)
+        """By number, what `_is_heard` found."""
         self._disputes: dict[bytes, set[IdentityKey]] = defaultdict(set)
         self._chain: list[Epoch] = []
         self._whole = False
@@ -147,6 +151,8 @@ class Tally:
                 continue
             known = self._said[act.identity]
             known.append(said)
+            if not said.disputes:
+                self._stood[said.genesis].append((act.identity, said.stamp))
             self._stale(said.number)
             if len(known) > 1 and said < known[-2]:
                 again.add(act.identity)
@@ -229,6 +235,7 @@ class Tally:
     def _stale(self, number: int) -> None:
         """Something about a number changed. What a quorum of a lower number settled stays as it is."""
         self._whole = False
+        self._heard.pop(number, None)
         kept = max(0, min(len(self._chain), number - self._first))
         while kept and not self._chain[kept - 1].quorate:
             kept -= 1
@@ -333,6 +340,28 @@ class Tally:
     def final(self, number: int) -> bool:
         epoch = self.accepted(number)
         return epoch is not None and epoch.final
+
+    def pinned(self, kept: Collection[bytes] = ()) -> list[Epoch]:
+        """The epochs whose contents stay: the newest with a quorum, and those below of whose quorum the next such heard.
+
+        What only came to a quorum behind the back of a later one pins nothing: that one has settled what counts, and
+        who began there has no votes on what lies below. Those in `kept` are among them as long as they have a quorum.
+        """
+        found: list[Epoch] = []
+        for epoch in reversed(self.chain):
+            if epoch.quorate and (not found or epoch.hash in kept or self._is_heard(epoch, found[-1])):
+                found.append(epoch)
+        return found[::-1]
+
+    def _is_heard(self, epoch: Epoch, above: Epoch) -> bool:
+        """Whether a quorum for an epoch stands in the control messages that a later one names."""
+        known = self._heard[epoch.number]
+        place = (epoch.hash, above.hash)
+        if place not in known:
+            ends = {feed_id(entry.feed): entry.seq for entry in above.genesis.control_timeframe}
+            inside = {who for who, stamp in self._stood[epoch.hash] if stamp.seq <= ends.get(stamp.feed, -1)}
+            known[place] = len(inside & epoch.attested_by) >= majority(len(epoch.electorate))
+        return known[place]
 
     @property
     def latest(self) -> Epoch | None:

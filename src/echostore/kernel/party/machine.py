@@ -15,7 +15,7 @@ Called by the live PartyProcessor and by the Spark pipeline, with credentials th
 verified. It knows no clock: invitations do not expire here.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from echostore.kernel.ids import DeviceKey, FeedId, FeedKey, IdentityKey, PartyKey, feed_id
@@ -276,15 +276,15 @@ class PartyMachine:
             found = self._geneses[event.hash] = roster.epoch_act(event, electorate, ended=ended, voided=voided)
         return found
 
-    def _pins_of(self, child: PartyKey | None) -> Pins:
+    def _pins_of(self, child: PartyKey | None, kept: Collection[bytes] = ()) -> Pins:
         """What quorums attested. Not what only its successors make final: those may know better of single blocks."""
         start = self._starts.get(child)
         attested: list[tuple[bytes, EpochGenesis | PinnedEpoch]]
         attested = [(epoch.hash, epoch) for epoch in start.pins] if start is not None else []
         attested += [
             (epoch.hash, epoch.genesis)
-            for epoch in self._tally(child).chain
-            if epoch.quorate and (start is None or epoch.number > start.number)
+            for epoch in self._tally(child).pinned(kept)
+            if start is None or epoch.number > start.number
         ]
         known = self._pins.get(child, NO_PINS)
         if len(attested) != known.count or any(hash != key for (hash, _), key in zip(attested, known.key, strict=True)):
@@ -294,7 +294,7 @@ class PartyMachine:
     def pins(self, child: PartyKey | None = None) -> Pins:
         """What the final epochs of the party, or of a child party, contain."""
         self._settle()
-        return self._pins_of(child)
+        return self._pins_of(child) if child is not None else self._verdicts.pins
 
     def _given(self, child: PartyKey | None) -> Pins:
         start = self._starts.get(child)
@@ -334,14 +334,19 @@ class PartyMachine:
     def _settle(self) -> None:
         """Verdicts and epochs at rest: what final epochs contain is pinned, and under that the same are final.
 
-        Pins only grow from round to round (a pinned act stays valid), so this ends; the bound is for bad input.
+        Pins only grow from round to round (a pinned act stays valid, and what was pinned is kept), so this ends; the bound is
+        for bad input.
         """
         if self._at_rest:
             return
         verdicts = self._verdicts
         verdicts.settle()
+        if (verdicts.decided or verdicts.forks) and not self._pins_of(None).extends(verdicts.pins):
+            verdicts.unpin()  # a later quorum had not heard of what was pinned
+            verdicts.settle()
         for _ in range(PIN_ROUNDS_MAX):
-            if not verdicts.pin(self._pins_of(None)):
+            kept = verdicts.pins.key if verdicts.decided or verdicts.forks else ()
+            if not verdicts.pin(self._pins_of(None, kept)):
                 self._at_rest = True
                 return
             verdicts.settle()

@@ -62,6 +62,10 @@ class Pins:
         control, data = (tuple(sorted(lengths[at].items())) for lengths in (self._control, self._data))
         return PinnedEpoch(self.key[at], control, data)
 
+    def extends(self, other: "Pins") -> bool:
+        """Whether all epochs of the other are among these."""
+        return self.key[: other.count] == other.key or set(other.key) <= set(self.key)
+
     def __bool__(self) -> bool:
         return self.count > 0
 

@@ -292,6 +292,11 @@ class Verdicts:
         self._settled, self._keep_pins = False, True
         return True
 
+    def unpin(self) -> None:
+        """Let go what was pinned, but for what is given: the next settling is as if it were the first."""
+        self.pins = self._given
+        self._settled = self._keep_pins = False
+
     @property
     def voided_epochs(self) -> list[Event]:
         """Geneses whose declarers were removed at the same time, and might have declared them otherwise."""

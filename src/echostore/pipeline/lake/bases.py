@@ -33,6 +33,7 @@ from echostore.wire.base_epoch import BASE_KEY, BaseEpoch, BaseName
 from echostore.wire.cids import cid_text, matches
 from echostore.wire.epochs import cut_pages
 from echostore.wire.items import move_chunks
+from echostore.wire.membership import membership_names
 from echostore.wire.placements import PlacementReader
 from echostore.wire.tree_nodes import IndexNode
 
@@ -190,7 +191,8 @@ def _names(base: BaseEpoch, known: _Files | None) -> Iterator[Cid]:
         yield from dict.fromkeys(base.names())
         return
     name, root = base.name, base.root
-    above = [name.snapshot, name.cut, *cut_pages(base.blob(name.cut)), root.membership_root, root.tree]
+    above = [name.snapshot, name.cut, *cut_pages(base.blob(name.cut)), root.tree]
+    above += membership_names(root.membership_root, base.blob)
     above += move_chunks(base.blob(root.tree))
     yield from (cid for cid in dict.fromkeys(above) if not known.has(cid))
     if root.placements is not None:

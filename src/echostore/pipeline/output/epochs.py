@@ -29,6 +29,7 @@ from echostore.pipeline.output.results import latest_result
 from echostore.wire.cids import CID_BYTES, cid_from_text, matches
 from echostore.wire.generated import credential_pb2 as credentials
 from echostore.wire.items import move_chunks
+from echostore.wire.membership import membership_names
 from echostore.wire.placements import PlacementReader
 from echostore.wire.snapshot import read_state_root
 from echostore.wire.tree import TreeReader
@@ -75,7 +76,7 @@ class ReadyEpoch:
         yield self.cid, self.root_bytes
 
     def _names(self) -> Iterator[Cid]:
-        yield self.root.membership_root
+        yield from membership_names(self.root.membership_root, self.blob)
         yield from move_chunks(self.blob(self.root.tree))
         yield self.root.tree
         if self.root.placements is not None:

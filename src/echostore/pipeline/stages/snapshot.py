@@ -57,6 +57,7 @@ from echostore.pipeline.stages.subtrees import STATE_COLUMNS, Subtrees, TopsBefo
 from echostore.wire.base_epoch import BaseName
 from echostore.wire.cids import PROTOBUF, cid_of
 from echostore.wire.items import encode_moves
+from echostore.wire.membership import membership_blobs
 from echostore.wire.snapshot import EncodedItem, Put, state_root_bytes
 from echostore.wire.tree import Part, finish, join
 
@@ -468,8 +469,7 @@ def party_root(row: dict[str, Any], factory: ModelFactory, put: Put) -> tuple[An
     names = [f"{model}@{version}" for model, version in used]
     unknown = ",".join(name for name, model in zip(names, used, strict=True) if not factory.known(*model))
     moves = encode_moves(party_moves(row["moves"] or ()), put)
-    membership = bytes(row["membership"])
-    moves_cid, membership_cid = cid_of(moves, PROTOBUF), cid_of(membership, PROTOBUF)
+    moves_cid, membership = cid_of(moves, PROTOBUF), membership_blobs(bytes(row["membership"]))
     if unknown:  # what a model of another's making amounts to is not known here, so nothing is claimed
         return row["party"], None, None, top.count, ",".join(names), unknown, ""
     if row["base"] is None and row["base_number"] is not None:
@@ -483,12 +483,12 @@ def party_root(row: dict[str, Any], factory: ModelFactory, put: Put) -> tuple[An
         base_epoch=_base_mark(row),
         models=used,
         item_count=top.count,
-        membership_root=membership_cid,
+        membership_root=next(iter(membership)),
         index_root=top.cid,
         tree=moves_cid,
         placements=placements.cid,
     )
-    for each, blob in ((moves_cid, moves), (membership_cid, membership), (cid, data)):
+    for each, blob in ((moves_cid, moves), *reversed(membership.items()), (cid, data)):
         put(each, blob)
     return row["party"], cid, data, top.count, ",".join(names), "", ""
 
