@@ -313,7 +313,9 @@ def test_a_device_that_asks_for_blobs_without_end_stands_behind_others() -> None
         intake.set_quotas(Quotas(device_bytes=2 * len(blob)))
         exchange = BlobExchange(SimpleNamespace(intake=intake), here)  # type: ignore[arg-type]  # what it needs of them
         links = [
-            SimpleLink(device=device(number), connection=AskingConnection(), party_of=lambda channel: b"party")
+            SimpleLink(
+                device=device(number), connection=AskingConnection(), given_to=lambda channel, some: (PARTY, some)
+            )
             for number in range(11)
         ]
         *attackers, honest = links
