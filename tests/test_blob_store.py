@@ -1,6 +1,7 @@
 """BlobStore: content under its own name, checked on the way in and on the way out."""
 
 import os
+import random
 import sqlite3
 import tracemalloc
 import zlib
@@ -134,6 +135,36 @@ def test_packed_nodes_are_named_listed_and_sent_as_before(path: Path, monkeypatc
         assert store.put_many(blobs) == 0
     with BlobStore(path, writable=False) as store:
         assert {cid: store.get(cid) for cid in blobs} == blobs
+
+
+def no_gain() -> bytes:
+    """Bytes that are as long packed as they are."""
+    chance = random.Random(1)
+    found = (bytes(each % 30) + chance.randbytes(each % 40) for each in range(10_000))
+    return next(data for data in found if len(zlib.compress(data)) == len(data))
+
+
+def test_a_blob_that_packing_makes_no_shorter_stays_readable(path: Path) -> None:
+    data = no_gain()
+    with BlobStore(path) as store:
+        cid = store.put(data, PROTOBUF)
+        store.pack()
+        assert store.get(cid) == data
+        assert store.get_some([cid], 1 << 20) == {cid: data}
+        assert store.verify().damaged == ()
+
+
+def test_a_blob_that_was_packed_in_vain_is_read_all_the_same(path: Path) -> None:
+    """Rows that an earlier version wrote: packed, and as long as before."""
+    data = no_gain()
+    with BlobStore(path) as store:
+        cid = store.put(data, PROTOBUF)
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE blobs SET data = ?, size = ?", (zlib.compress(data), len(data)))
+    with BlobStore(path) as store:
+        assert store.get(cid) == data
+        assert store.get_some([cid], 1 << 20) == {cid: data}
+        assert store.verify().damaged == ()
 
 
 @pytest.mark.parametrize(

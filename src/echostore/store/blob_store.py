@@ -97,7 +97,9 @@ class BlobStore:
         if row is None:
             raise NotFound(f"The blob {_named(cid)} is not here.")
         data = _plain(*row)
-        if data is None or (check and not matches(cid, data)):
+        if check and (data is None or not matches(cid, data)):
+            data = _packed_in_vain(cid, *row)
+        if data is None:
             raise Corrupt(
                 f"The blob {_named(cid)} in {self._db.path} is damaged.", next_step="Delete it; it is fetched again."
             )
@@ -126,8 +128,8 @@ class BlobStore:
                     size_of=_row_bytes,
                     bytes_max=room,
                 )
-                plain = ((cid, _plain(data, size)) for cid, data, size in rows)
-                sound = {cid: data for cid, data in plain if data is not None and matches(cid, data)}
+                plain = ((cid, _sound(cid, data, size)) for cid, data, size in rows)
+                sound = {cid: data for cid, data in plain if data is not None}
                 found |= sound
                 cut_short = sum(map(_row_bytes, rows)) >= room
                 room -= sum(map(len, sound.values()))
@@ -171,7 +173,8 @@ class BlobStore:
         ):
             for _, cid, stored, length in rows:
                 data = _plain(stored, length)
-                sound = isinstance(cid, bytes) and data is not None and matches(Cid(cid), data) and self.has(Cid(cid))
+                whole = _sound(Cid(cid), stored, length) if isinstance(cid, bytes) else None
+                sound = whole is not None and self.has(Cid(cid))
                 if not sound:
                     damaged.append(Cid(cid if isinstance(cid, bytes) else b""))
                 count, size = count + 1, size + (len(data) if data is not None else 0)
@@ -198,7 +201,8 @@ class BlobStore:
             with self._db.transaction():
                 self._db.insert(
                     "UPDATE blobs SET data = ?, size = ? WHERE no = ?",
-                    ((min(zlib.compress(data), data, key=len), len(data), no) for no, data in sound),
+                    # As it is where packing gains nothing: equal lengths say that it is not packed.
+                    ((min(data, zlib.compress(data), key=len), len(data), no) for no, data in sound),
                 )
             at = rows[-1][0]
 
@@ -236,12 +240,30 @@ def _row_bytes(row: Row) -> int:
     return len(row[1]) if isinstance(row[1], bytes) else 1
 
 
+def _sound(cid: Cid, data: object, size: object) -> bytes | None:
+    """The blob of a row, where it is what its CID names."""
+    plain = _plain(data, size)
+    return plain if plain is not None and matches(cid, plain) else _packed_in_vain(cid, data, size)
+
+
+def _packed_in_vain(cid: Cid, data: object, size: object) -> bytes | None:
+    """A blob that is as long packed as it was before: such rows were once written, and look as if they were not packed."""
+    if not isinstance(data, bytes) or size != len(data):
+        return None
+    plain = _inflated(data, len(data))
+    return plain if plain is not None and matches(cid, plain) else None
+
+
 def _plain(data: object, size: object) -> bytes | None:
     """The blob of a row, also where it is packed; None for what nobody wrote. Never more than a blob may have."""
     if not isinstance(data, bytes) or size is None or size == len(data):
         return data if isinstance(data, bytes) else None
     if not isinstance(size, int) or not len(data) < size <= BLOB_BYTES_MAX:
         return None
+    return _inflated(data, size)
+
+
+def _inflated(data: bytes, size: int) -> bytes | None:
     try:
         found = zlib.decompressobj().decompress(data, size)
     except zlib.error:
