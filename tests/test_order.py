@@ -1,6 +1,7 @@
 """The orderer against the slow oracle of section 4: causal delivery, faults, forks, base epochs, and what it costs."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -464,6 +465,48 @@ def test_below_the_cut_only_the_bound_decides(back: int, lie: int, expected: Rea
         peer.arrive(writer)
         assert peer.cursors[writer.id, 0].ended is expected
         assert peer.lookups == 0
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_below_the_cut_causes_that_are_here_are_delivered_first(first: int) -> None:
+    """Control feeds are folded from before the cut of the epoch that a party stands on."""
+    history = History(2)
+    old, writer = history.minds
+    for _ in range(3):
+        history.write(old)
+    writer.append((name(old, 2),), 1 + old.blocks[2].depth)
+    peer = Peer(history)
+    peer.orderer.set_base(
+        {mind.id: Cut(len(mind.blocks), mind.blocks[-1].link, mind.blocks[-1].depth) for mind in history.minds}
+    )
+    for mind in history.minds:
+        peer.hold(mind, len(mind.blocks))
+    peer.run([history.minds[first].id, history.minds[1 - first].id])
+    assert [(event.cursor.id, event.seq) for event in peer.delivered] == [
+        (old.id, 0),
+        (old.id, 1),
+        (old.id, 2),
+        (writer.id, 0),
+    ]
+
+
+def test_below_the_cut_nobody_waits_for_a_feed_that_has_ended() -> None:
+    history = History(2)
+    old, writer = history.minds
+    for _ in range(3):
+        history.write(old)
+    writer.append((name(old, 2),), 1 + old.blocks[2].depth)
+    old.blocks[1] = replace(old.blocks[1], fault=Reason.INVALID)
+    peer = Peer(history)
+    peer.orderer.set_base(
+        {mind.id: Cut(len(mind.blocks), mind.blocks[-1].link, mind.blocks[-1].depth) for mind in history.minds}
+    )
+    for mind in history.minds:
+        peer.hold(mind, len(mind.blocks))
+    peer.base = peer.orderer.base  # cursors stand before it; what is below is met by its bound
+    peer.run([writer.id, old.id])
+    assert peer.cursors[old.id, 0].ended is Reason.INVALID
+    assert peer.cursors[writer.id, 0].length == 1
 
 
 def test_below_the_cut_a_depth_of_nothing_is_a_lie() -> None:

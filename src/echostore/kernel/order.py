@@ -16,7 +16,7 @@ Rules
     O7  Feeds never block each other except through real dependencies; one delivery costs O(1) amortised plus its
         dependencies; what waits is one cursor per feed, never a queue of blocks (blocks wait on disk).
     O8  Below the base epoch's cut a dependency is checked by the bound depth <= depth(cut) - (cut seq - seq) alone,
-        by every peer, whether it still has the block or not.
+        by every peer, whether it still has the block or not. Who has it, and has not delivered it yet, does so first.
 
 Both branches of a forked feed are followed (a dependency on either must be met with its depth), the second as an
 extra cursor whose blocks are never delivered. What is excluded from the state is not decided here.
@@ -215,6 +215,7 @@ class Orderer:
                 else:
                     cursor.ended = verdict
                     cursor.waits_for = None
+                    self._release(cursor)
                     if cursor.branch == 0:
                         yield Ended(cursor, seq, verdict)
             if ready and ready[0] is cursor:
@@ -275,7 +276,11 @@ class Orderer:
         cut = self.base.get(dependency.feed)
         if cut is not None and dependency.seq < cut.length:
             bound = cut.depth - (cut.length - 1 - dependency.seq)
-            return None if 0 < dependency.depth <= bound else Reason.LYING_DEPTH
+            if not 0 < dependency.depth <= bound:
+                return Reason.LYING_DEPTH
+            # Control feeds are folded from before the cut: what is here comes first (O1), though nothing of it is checked.
+            ahead = target.length <= dependency.seq < target.held and target.ended is None
+            return Waits(dependency.feed, dependency.seq) if ahead else None
         index = dependency.seq - target.marks_start
         if 0 <= index < len(target.marks):  # the common case, in line
             mark: Mark | None = target.marks[index]
@@ -337,6 +342,12 @@ class Orderer:
         self._reached[place] = cursor.length
         if not waiters:
             del self._waiters[cursor.id]
+
+    def _release(self, cursor: FeedCursor) -> None:
+        """A feed goes no further: who waited for a block of it below the cut is looked at again, and needs it no more."""
+        cut, waiters = self.base.get(cursor.id), self._waiters.get(cursor.id, {})
+        for seq in [seq for seq in waiters if cut is not None and seq < cut.length]:
+            self._ready.extend(waiters.pop(seq).values())
 
     def _mark(self, cursor: FeedCursor, seq: int) -> Mark:
         index = seq - cursor.marks_start
