@@ -11,28 +11,25 @@ One genesis per number, and only what `Tally.objection` allows. The fold runs wi
 it a moment under the lock. Called by the EpochKeeper, by `epoch verify`, and by the simulator.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from echostore.kernel.errors import Compacted, Corrupt, EchoError, NotFound
+from echostore.kernel.errors import Corrupt, EchoError, NotFound
 from echostore.kernel.ids import Cid, IdentityKey, PartyKey, feed_id, item_text
 from echostore.kernel.party.credentials import EpochAttest, EpochDispute, EpochGenesis
 from echostore.kernel.party.epoch_chain import Epoch, Tally, enough_to_join
 from echostore.kernel.party.epoch_policy import DISCARD_AHEAD_MS
-from echostore.kernel.snapshot import READ_VERSIONS, UNPLACED_VERSION, StateRoot
+from echostore.kernel.snapshot import READ_VERSIONS, StateRoot
 from echostore.mesh.blob_exchange import Unavailable
+from echostore.peer.base_following import open_epoch
 from echostore.peer.control_naming import control_at
-from echostore.peer.epoch_fold import Folded, OpenTimeframe, cuts_at, fold_to, timeframe_of
+from echostore.peer.epoch_fold import Folded, OpenTimeframe
+from echostore.peer.epoch_states import EpochStates
 from echostore.peer.placement_checking import first_misplaced, index_problem
-from echostore.peer.snapshots import take_snapshot
-from echostore.store.feed_store import FeedStore
-from echostore.wire.base_epoch import BaseEpoch, BaseName
 from echostore.wire.cids import PROTOBUF, cid_of
-from echostore.wire.epochs import EpochRecord, encode_cut, encode_epoch_record, read_cut
-from echostore.wire.membership import membership_names
+from echostore.wire.epochs import EpochRecord, encode_epoch_record, read_cut
 from echostore.wire.snapshot import read_state_root
 from echostore.wire.tree_reader import TreeReader
 
@@ -115,14 +112,41 @@ class Agreement:
                 break  # what comes after rests on it
         if found:
             self._remember(found)
+        self._follow_final()
         self.keep_latest()
         return found
+
+    def _follow_final(self) -> None:
+        """Have the newest final epoch's snapshot, also who stands for another of its number or may not vote: all fold from it."""
+        with self._party.lock:
+            runtime, epoch = self._party.runtime, self.tally.latest_final
+            if epoch is None or runtime.closed or not runtime.may_write or runtime.in_batch or runtime.processor.paused:
+                return
+            base, known = (
+                runtime.processor.base,
+                self._party.peer.meta.setting(JUDGED_SETTING, {}, party=self._party.key),
+            )
+            if base is not None and base.name.number >= epoch.number:
+                return
+            if known.get(epoch.hash.hex(), [""])[0] == Verdict.DISPUTED or runtime.blobs is None:
+                return  # this peer found otherwise, and keeps its history
+            if open_epoch(runtime, epoch) is not None or self._without_folding(runtime, epoch) is not None:
+                return
+        mine = self._states.at(epoch.genesis)
+        judged = self._compare(epoch, mine)
+        with self._party.lock:
+            if judged.verdict is Verdict.ATTESTED and not runtime.closed:
+                assert isinstance(mine, Folded), mine
+                self._keep(epoch, mine)
+                runtime.follower.review()
+        if judged.verdict is Verdict.DISPUTED:
+            self._remember([judged])
 
     def check(self, epoch: Epoch) -> Judged:
         """Recompute one epoch and say what is found, without writing anything."""
         with self._party.lock:
             early = self._without_folding(self._party.runtime, epoch)
-        return early or self._without_history(epoch, self._compare(epoch, self._fold(epoch)))
+        return early or self._without_history(epoch, self._compare(epoch, self._states.at(epoch.genesis)))
 
     def _without_history(self, epoch: Epoch, judged: Judged) -> Judged:
         """Of an epoch that can't be recomputed here, what its snapshot alone shows."""
@@ -154,6 +178,10 @@ class Agreement:
         """The party whose control feeds speak of this one's epochs."""
         parent = self._party.runtime.processor.parent
         return self._party if parent is None else self._party.peer.party(parent.party)
+
+    @property
+    def _states(self) -> EpochStates:
+        return EpochStates(self._party, self._identity)
 
     @property
     def _identity(self) -> IdentityKey:
@@ -197,110 +225,29 @@ class Agreement:
     # judging
 
     def _judge(self, epoch: Epoch) -> Judged:
-        folded = self._fold(epoch)
+        folded = self._states.at(epoch.genesis)
         judged = self._compare(epoch, folded)
         with self._party.lock:
             if not self._may_speak() or self.tally.objection(epoch.hash, self._identity, self.electorate) is not None:
                 return self._said(epoch, Verdict.WAITS, "things changed meanwhile")
             if judged.verdict is Verdict.ATTESTED:
-                assert isinstance(folded, list), folded
+                assert isinstance(folded, Folded), folded
                 self._keep(epoch, folded)
                 said: EpochAttest | EpochDispute = EpochAttest(epoch.number, epoch.hash, epoch.genesis.snapshot)
             elif judged.verdict is Verdict.DISPUTED:
-                mine = folded[0].cid if isinstance(folded, list) and folded else b""
+                mine = folded.cid if isinstance(folded, Folded) else b""
                 said = EpochDispute(epoch.number, epoch.hash, mine, judged.detail)
             else:
                 return judged
             self._owner().members.issue_claim(said)
         return judged
 
-    def _fold(self, epoch: Epoch) -> list[Folded] | OpenTimeframe:
-        """This peer's own states at the epoch's timeframe; several where epochs below left things out differently.
-
-        Or the proof that there is no state at such a timeframe.
-        """
-        with self._party.lock:
-            runtime = self._party.runtime
-            live = self._live(runtime, epoch.genesis)
-            if live is not None and live.cid == epoch.genesis.snapshot:
-                return [live]
-            bases = list(self._bases(runtime, epoch))
-            runtime.flush()
-        found: list[Folded] = []
-        with ExitStack() as stack:
-            opened = self._beside(stack)
-            for base in bases:
-                try:
-                    folded = fold_to(
-                        epoch.genesis,
-                        self._party.key,
-                        feeds=opened[0],
-                        factory=self._party.runtime.processor.factory,
-                        base=base,
-                        parent_feeds=opened[1] if len(opened) > 1 else None,
-                        parent=self._parent_key(),
-                        cancelled=lambda: self._party.peer.epoch_keeper.closing,
-                    )
-                except (NotFound, Compacted):
-                    continue  # it would need blocks that were truncated
-                except OpenTimeframe as proof:
-                    return proof
-                if folded is None:
-                    continue
-                found.insert(0, folded)
-                if folded.cid == epoch.genesis.snapshot or base is None or not base.name.discards:
-                    break
-        return found
-
-    def _beside(self, stack: ExitStack) -> list[FeedStore]:
-        """The feeds of the party (and of its parent) through connections of their own."""
-        home = self._party.peer.home
-        keys = [self._party.key, *([parent] if (parent := self._parent_key()) is not None else [])]
-        return [stack.enter_context(FeedStore(home.party(key).feeds, key, writable=False)) for key in keys]
-
-    def _parent_key(self) -> PartyKey | None:
-        parent = self._party.runtime.processor.parent
-        return parent.party if parent is not None else None
-
-    def _live(self, runtime: "PartyRuntime", genesis: EpochGenesis) -> Folded | None:
-        """The live state, where it stands exactly at the epoch: it costs only what changed since the last snapshot."""
-        processor = runtime.processor
-        if processor.timeframe != timeframe_of(genesis.timeframe) or genesis.discard_before_ms:
-            return None
-        if processor.admission.digest != genesis.admission_digest:
-            return None
-        snapshot = take_snapshot(runtime)
-        blobs: dict[Cid, bytes] = {}
-        root, data = snapshot.root, snapshot.root_bytes
-        if genesis.encoding_version == UNPLACED_VERSION:
-            cid, data = snapshot.unplaced()
-            root, blobs[cid] = read_state_root(data), data
-        control = timeframe_of(genesis.control_timeframe)
-        cut = encode_cut(cuts_at(processor, root, control), blobs.__setitem__)
-        return Folded(cid_of(data, PROTOBUF), root, cut, blobs, 0)
-
-    def _bases(self, runtime: "PartyRuntime", epoch: Epoch) -> Iterator[BaseEpoch | None]:
-        """Earlier epochs to fold from, the nearest first; then the beginning."""
-        standing = runtime.processor.base
-        discarding = standing is not None and standing.name.discards
-        before = next((each for each in self.tally.view(self._identity) if each.hash == epoch.genesis.previous), None)
-        here = runtime.blobs is not None  # a reader of a home without blobs.db has none
-        if here and before is not None and not discarding and not before.genesis.discard_before_ms:
-            nearest = _opened(runtime, before)
-            if nearest is not None:
-                yield nearest
-        if standing is not None and standing.name.number < epoch.number:
-            yield standing
-        if not discarding:
-            yield None
-
-    def _compare(self, epoch: Epoch, folded: list[Folded] | OpenTimeframe) -> Judged:
+    def _compare(self, epoch: Epoch, mine: Folded | OpenTimeframe | None) -> Judged:
         genesis = epoch.genesis
-        if isinstance(folded, OpenTimeframe):
-            return self._said(epoch, Verdict.DISPUTED, str(folded))
-        if not folded:
+        if isinstance(mine, OpenTimeframe):
+            return self._said(epoch, Verdict.DISPUTED, str(mine))
+        if mine is None:
             return self._said(epoch, Verdict.ABSTAINS, "the history that it sums up is not here")
-        mine = next((each for each in folded if each.cid == genesis.snapshot), folded[0])
         if mine.cid != genesis.snapshot:
             return self._said(epoch, Verdict.DISPUTED, self._first_difference(epoch, mine))
         if mine.cut != genesis.cut:
@@ -373,11 +320,10 @@ class Agreement:
             except (EchoError, Unavailable) as error:
                 raise NotFound(f"a blob of the declared snapshot is not to be had: {error}") from error
 
-    def _keep(self, epoch: Epoch, folded: list[Folded]) -> None:
+    def _keep(self, epoch: Epoch, mine: Folded) -> None:
         """Store the snapshot that was recomputed, with record and cut: others can be given it."""
         blobs = self._party.runtime.blobs
         assert blobs is not None
-        mine = next(each for each in folded if each.cid == epoch.genesis.snapshot)
         record = self._record_bytes(epoch)
         wanted = {**mine.blobs, cid_of(record, PROTOBUF): record}
         blobs.put_many({cid: wanted[cid] for cid in blobs.missing(wanted)})
@@ -452,17 +398,6 @@ def _holds(runtime: "PartyRuntime", genesis: EpochGenesis) -> bool:
         if not inside and orderer.mark(feed, entry.seq).link != entry.link:
             return False
     return True
-
-
-def _opened(runtime: "PartyRuntime", epoch: Epoch) -> BaseEpoch | None:
-    assert runtime.blobs is not None
-    try:
-        found = BaseEpoch(BaseName.of(epoch.genesis, epoch.hash), runtime.blobs.get, runtime.processor.factory)
-        names = [found.root.index_root, *membership_names(found.root.membership_root, runtime.blobs.get)]
-        whole = all(runtime.blobs.has(cid) for cid in names)
-    except EchoError:
-        return None  # its blobs are not all here: another base will do
-    return found if whole else None
 
 
 def _roots_differ(theirs: StateRoot, mine: StateRoot) -> str:

@@ -69,6 +69,10 @@ class Folded:
     """How many data messages were folded."""
 
 
+class UnlikeBase(Exception):
+    """Blocks inside the base count otherwise under the admission that a genesis names."""
+
+
 class OpenTimeframe(Exception):
     """A genesis names messages without what they build on: no state is at such a place, whoever looks."""
 
@@ -136,9 +140,9 @@ def fold_to(
     parent: PartyKey | None = None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Folded | None:
-    """The state that a genesis speaks of; None when this peer does not hold all of it, or `base` is of no use for it.
+    """The state that a genesis speaks of, folded from `base`; None when this peer does not hold all of it.
 
-    OpenTimeframe when there is no such state, because a message is named and its cause, which is here, is not.
+    UnlikeBase when it can't be folded from that one. OpenTimeframe when there is no such state, because a message is named and its cause, which is here, is not.
     """
     data, control = timeframe_of(genesis.timeframe), timeframe_of(genesis.control_timeframe)
     above = None
@@ -158,7 +162,7 @@ def fold_to(
     )
     processor.open()
     if base is not None and not counts_alike(base, processor.admission):
-        return None
+        raise UnlikeBase
     if _short_of(processor, data, control):
         left_out = _cause_left_out(processor, data, control)
         if left_out is not None:

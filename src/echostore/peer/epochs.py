@@ -17,9 +17,10 @@ from echostore.kernel.snapshot import ENCODING_VERSION, StateRoot
 from echostore.peer.control_naming import control_at
 from echostore.peer.control_standing import fold_whole, no_epoch
 from echostore.peer.epoch_agreement import JUDGED_SETTING, AcceptedEpoch, Agreement, Judged, kept_epoch, record_of
-from echostore.peer.epoch_fold import Folded, OpenTimeframe, cuts_at, fold_to
+from echostore.peer.epoch_fold import Folded, OpenTimeframe, cuts_at
+from echostore.peer.epoch_states import EpochStates
 from echostore.peer.retiring import retire_silent
-from echostore.wire.cids import PROTOBUF, cid_from_text, cid_of, cid_text, matches
+from echostore.wire.cids import PROTOBUF, cid_of, cid_text, matches
 from echostore.wire.epochs import EpochRecord, encode_cut, encode_epoch_record, read_epoch_record
 from echostore.wire.membership import membership_names
 from echostore.wire.placements import PlacementReader
@@ -266,50 +267,44 @@ class Epochs:
             discard = max(discard_before_ms or 0, known[-1].genesis.discard_before_ms if known else 0)
             if discard > runtime.now_ms():
                 raise UsageError("an epoch discards what lies in the past", next_step="Name an earlier time.")
-            if discard:
-                folded = self._fold_now(runtime, discard)
-                return self._declare(folded.root, folded.cid, discard_before_ms=discard)
-            snapshot = self._party.snapshot()
-            return self._declare(snapshot.root, cid_from_text(snapshot.cid))
+            runtime.flush()
+            folded = self._own_state(runtime, _place(runtime), discard)
+            if folded is None:
+                raise Refused(
+                    "this peer can't make its own state from the epoch before",
+                    next_step="Connect to another member, let it judge that epoch, and try again.",
+                )
+            return self._declare(folded.root, folded.cid, discard_before_ms=discard)
 
-    def _fold_now(self, runtime: "PartyRuntime", discard_before_ms: int) -> Folded:
-        """The state as it is now without what an epoch leaves out, folded as others will to check it; blobs stored."""
-        runtime.flush()
-        processor = runtime.processor
-        here = tuple(
-            TimeframeEntry(processor.feed_key(feed), at.seq, at.link)
-            for feed, at in processor.timeframe.entries.items()
-        )
-        folded = self._fold_at(runtime, here, discard_before_ms, ENCODING_VERSION)
-        if folded is None:
-            raise Refused("this peer can't fold its own state from the base it stands on")
-        assert runtime.blobs is not None
-        runtime.blobs.put_many({each: folded.blobs[each] for each in runtime.blobs.missing(folded.blobs)})
-        return folded
-
-    def _fold_at(
-        self, runtime: "PartyRuntime", timeframe: tuple[TimeframeEntry, ...], discard_before_ms: int, version: int
+    def _own_state(
+        self,
+        runtime: "PartyRuntime",
+        timeframe: tuple[TimeframeEntry, ...],
+        discard_before_ms: int,
+        version: int = ENCODING_VERSION,
     ) -> Folded | None:
-        """The state at a timeframe under the membership of now, folded as others will; None when not all of it is here."""
+        """What the next epoch has to name at a timeframe, made as others will to check it; its blobs are stored.
+
+        None when not all of it is here.
+        """
+        known = self.tally.view(self._identity)
         genesis = EpochGenesis(
-            number=0,
-            previous=b"",
+            number=known[-1].number + 1 if known else 1,
+            previous=known[-1].hash if known else b"",
             snapshot=Cid(b""),
             timeframe=timeframe,
             control_timeframe=self._control_timeframe(),
+            admission_digest=runtime.processor.admission.digest,
             encoding_version=version,
             discard_before_ms=discard_before_ms,
         )
-        processor, parent = runtime.processor, runtime.processor.parent
-        return fold_to(
-            genesis,
-            runtime.party,
-            feeds=runtime.feeds,
-            factory=processor.factory,
-            base=processor.base,
-            parent_feeds=parent.feeds if parent is not None else None,
-            parent=parent.party if parent is not None else None,
-        )
+        folded = EpochStates(self._party, self._identity).at(genesis)
+        if isinstance(folded, OpenTimeframe):
+            raise folded
+        if folded is not None:
+            assert runtime.blobs is not None
+            runtime.blobs.put_many({each: folded.blobs[each] for each in runtime.blobs.missing(folded.blobs)})
+        return folded
 
     def create_from(self, cid: Cid, blobs: "Iterator[tuple[Cid, bytes]]") -> EpochView:
         """Declare an epoch from a snapshot that a pipeline built, after this peer has recomputed it.
@@ -320,11 +315,9 @@ class Epochs:
         party = self._party
         with party.writing() as runtime:
             runtime.flush()
-            mine = cid_from_text(party.snapshot().cid)
             self._store(runtime, blobs)
             root = read_state_root(self._blob(cid))
-            if mine != cid:
-                mine = self._recompute(runtime, root)
+            mine = self._recompute(runtime, root)
             if mine != cid:
                 raise Refused(
                     f"the pipeline's snapshot is {cid_text(cid)}, and this peer's own at that place is {cid_text(mine)}",
@@ -350,7 +343,7 @@ class Epochs:
         place = tuple(TimeframeEntry(entry.feed_key, entry.seq, entry.link) for entry in root.timeframe)
         try:
             discarded = known[-1].genesis.discard_before_ms if known else 0
-            folded = self._fold_at(runtime, place, discarded, root.encoding_version)
+            folded = self._own_state(runtime, place, discarded, root.encoding_version)
         except OpenTimeframe as error:
             raise Refused(f"there is no state where the pipeline's snapshot ends: {error}") from error
         if folded is None:
@@ -403,8 +396,10 @@ class Epochs:
         runtime.blobs.put_many({each: blobs[each] for each in runtime.blobs.missing(blobs)})
         owner.members.issue_claim(genesis)
         self.agreement.keep_latest()
-        declared = next(epoch for epoch in reversed(self.tally.chain) if epoch.number <= genesis.number)
-        return self._views([declared])[0]
+        declared = self.tally.voted(genesis.number, self._identity)
+        epoch = self.tally.named(declared) if declared is not None else None
+        assert epoch is not None, f"epoch {genesis.number}, just declared, is not this identity's vote"
+        return self._views([epoch])[0]
 
     def _owner(self) -> "Party":
         """The party whose control feeds speak of this one's epochs."""
@@ -453,6 +448,13 @@ class Epochs:
         if blobs is None:
             raise NotFound("this party keeps no blobs here")
         return blobs.get(cid)
+
+
+def _place(runtime: "PartyRuntime") -> tuple[TimeframeEntry, ...]:
+    """The data timeframe as it is now."""
+    processor = runtime.processor
+    entries = processor.timeframe.entries.items()
+    return tuple(TimeframeEntry(processor.feed_key(feed), at.seq, at.link) for feed, at in entries)
 
 
 def _standing(tally: Tally, epoch: Epoch, identity: IdentityKey, judged: dict[str, list[str]]) -> str:

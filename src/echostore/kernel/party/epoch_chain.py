@@ -337,6 +337,14 @@ class Tally:
         at = number - self._first
         return self.chain[at] if 0 <= at < len(self.chain) else None
 
+    def named(self, genesis: bytes) -> Epoch | None:
+        """An epoch by its genesis, also one that another has the number of."""
+        act = self._declared.get(genesis)
+        if act is None:
+            return None
+        inside = self.accepted(genesis_of(act).number)
+        return inside if inside is not None and inside.hash == genesis else self._epoch(act, final=False, rivals=())
+
     def final(self, number: int) -> bool:
         epoch = self.accepted(number)
         return epoch is not None and epoch.final
