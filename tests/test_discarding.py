@@ -263,6 +263,38 @@ def test_a_silent_feed_is_retired_and_no_longer_holds_things_up(tmp_path: Path) 
         assert ann.query(type="more").count() == 1
 
 
+@pytest.mark.parametrize("how", ["write", "batch", "text", "keeper"])
+def test_a_running_device_whose_feed_was_retired_goes_on_by_itself(tmp_path: Path, how: str) -> None:
+    clock = Clock()
+    with Circle(tmp_path, "ann", "bob", "cat", now_ms=clock) as circle:
+        ann, cat = circle.party("ann"), circle.party("cat")
+        kept = ann.create("property-set", n=2)
+        text = ann.create("text")
+        circle.meet_all()
+        clock.hours(30)
+        cat.get(kept.id)["unseen"] = 1
+        cat.flush()
+        ann.members.set_policy({"epoch.silence_s": b"86400"})
+        ann.members.retire_feed(cat.runtime.data.cursor.key)
+        circle.meet_all()
+        assert "unseen" not in ann.get(kept.id)
+        if how == "write":
+            cat.get(kept.id)["more"] = 2
+        elif how == "batch":
+            with cat.batch():
+                cat.create("property-set", type="note")
+                cat.get(kept.id)["more"] = 2
+        elif how == "text":
+            cat.get(text.id).insert(0, "hello")
+        else:
+            circle.peers["cat"].epoch_keeper.tick()
+        circle.meet_all()
+        assert ann.get(kept.id)["unseen"] == 1
+        assert ann.get(kept.id).get("more") == (2 if how in ("write", "batch") else None)
+        assert str(ann.get(text.id)) == ("hello" if how == "text" else "")
+        assert len({cid(circle.party(name)) for name in circle.names}) == 1
+
+
 def test_text_and_lists_of_a_retired_feed_are_written_again(tmp_path: Path) -> None:
     clock = Clock()
     with Circle(tmp_path, "ann", "bob", "cat", now_ms=clock) as circle:

@@ -1,6 +1,7 @@
 """EpochKeeper: what a running peer does about epochs by itself, in a thread of its own.
 
     control moved, or a policy has a trigger ─► tick ─► every open party: judge what others declared (Agreement)
+                                                                          go on with a new feed, where its own was retired
                                                                           declare, when it is due and this device's turn
 
 Who declares is the policy's business: admins, named devices, bots, or an election. Of those who may, each device has
@@ -112,7 +113,9 @@ class EpochKeeper:
                     self._watches.pop(party.key, None)
                     continue
                 try:
-                    kept = Kept(party.key, Epochs(party).review(), self._declare_if_due(watch))
+                    judged = Epochs(party).review()
+                    self._go_on(party)
+                    kept = Kept(party.key, judged, self._declare_if_due(watch))
                 except Closed:
                     if not self._closing and not party.runtime.closed:
                         raise
@@ -128,6 +131,13 @@ class EpochKeeper:
                     timed = timed or self._policy(party).by_itself
             self._timed = timed
         return done
+
+    def _go_on(self, party: "Party") -> None:
+        """Where this device's own feed was retired while it was silent, write on with a new one."""
+        with party.lock:
+            runtime = party.runtime
+            if runtime.may_write and not runtime.in_batch and not runtime.processor.paused:
+                self._peer.opener.rebase(party)
 
     # declaring
 

@@ -258,11 +258,11 @@ class PartyOpener:
             party.report_forks()
             runtime.reissues.look()
             runtime.follower.review()
-            self._rebase(party)
+            self.rebase(party)
         return party
 
-    def _rebase(self, party: Party) -> None:
-        """Where this device's feed was retired while it was away, go on with a new one."""
+    def rebase(self, party: Party) -> None:
+        """Where this device's feed was retired while it was away or silent, go on with a new one."""
         from echostore.peer.retiring import rebase_retired
 
         rebased = rebase_retired(party)
@@ -448,7 +448,9 @@ class PartyOpener:
         return ItemStore(path)
 
     def _party(self, known: KnownParty, runtime: PartyRuntime) -> Party:
-        return Party(self._peer, runtime, title=known.title, lock=self._peer.lock)
+        party = Party(self._peer, runtime, title=known.title, lock=self._peer.lock)
+        runtime.on_retired = lambda: self.rebase(party)
+        return party
 
     def _remember(self, known: KnownParty, control: SigningKey | None, data: SigningKey) -> None:
         peer = self._peer

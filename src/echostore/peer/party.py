@@ -143,7 +143,7 @@ class Party(CapabilityIssuing):
                 runtime.seal_edits()
             elif runtime.open_edits:
                 runtime.collect_edits()
-            runtime.writer()
+            runtime.going_on()
             _check_names(model, version, type)
             item = runtime.next_item()
             depth = 0 if runtime.data is None else runtime.data.next_depth

@@ -98,6 +98,8 @@ class PartyRuntime:
         self.undo_images = UndoImages()
         self.move_chunks = MoveChunks()
         self.schema_count = 0
+        self.on_retired: Callable[[], None] = lambda: None
+        """Called before a write where this device's own feed was retired: it goes on with a new one."""
         self.on_write: Callable[[], None] = lambda: None
         """Told after every write, so that a flush is due."""
         self.device: DeviceKey | None = None
@@ -158,6 +160,14 @@ class PartyRuntime:
             )
         return WriterRole(record.identity, role.label)
 
+    def going_on(self) -> WriterRole:
+        """As `writer`, before anything is made of the feed's name: on a new feed, where this device's own was retired."""
+        if self.data is not None and not self.in_batch and not self.open_edits:
+            record = self.processor.admission.by_id.get(self.data.feed)
+            if record is not None and record.end_reason is Reason.RETIRED:
+                self.on_retired()
+        return self.writer()
+
     @property
     def may_write(self) -> bool:
         return not self.closed and self.writable and self.failure is None
@@ -191,8 +201,7 @@ class PartyRuntime:
         if self._batch is None:
             if self.open_edits:
                 self.seal_edits()
-            writer = self.writer()
-            self._write(operations, writer, undoes=undoes)
+            self._write(operations, self.going_on(), undoes=undoes)
             self.processor.finish()
         else:
             if self.open_edits:
@@ -208,7 +217,7 @@ class PartyRuntime:
             return
         if self.open_edits:
             self.seal_edits()
-        batch = self._batch = _Batch(self, self.writer())
+        batch = self._batch = _Batch(self, self.going_on())
         try:
             yield
             self.collect_edits()
@@ -280,7 +289,7 @@ class PartyRuntime:
     def edit(self, record: ItemRecord) -> None:
         """An item is about to be edited in place: its edits become an operation when they are sealed."""
         self.check_writable()
-        writer = self.writer()
+        writer = self.going_on()
         rule = record.rule_at(Stamp(1 << 62, self.data.feed, 0, 0)) if self.data else None
         if rule is not None and writer.role != "owner" and not rule.allows(writer.role, writer.identity):
             raise Refused("the item's access metadata does not let this member write it")

@@ -35,6 +35,8 @@ class EpochFacts:
         self.declared: dict[str, Event] = {}
         self.voters: dict[str, set[str]] = {}
         """By genesis: the identities that stand for it."""
+        self.truths: dict[str, str] = {}
+        """By genesis: what somebody who kept all messages folded them to, where a history has that."""
 
     def declare(self, event: Event) -> None:
         self.declared[event["genesis"]] = event
@@ -42,6 +44,9 @@ class EpochFacts:
 
     def attest(self, event: Event) -> None:
         self.voters.setdefault(event["genesis"], set()).add(event["identity"])
+
+    def truth(self, event: Event) -> None:
+        self.truths[event["genesis"]] = event["snapshot"]
 
     def quorate(self, genesis: str) -> bool:
         electorate = set(self.declared[genesis]["electorate"])
@@ -95,7 +100,8 @@ class EpochConduct:
         if declared is None:
             return None
         if genesis not in self._folds:
-            self._folds[genesis] = fold(self._places, declared["timeframe"])
+            folded = self._facts.truths.get(genesis)
+            self._folds[genesis] = folded if folded is not None else fold(self._places, declared["timeframe"])
         return bool(self._folds[genesis] == declared["snapshot"])
 
     def chain(self, number: int, event: Event) -> None:

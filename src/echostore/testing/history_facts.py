@@ -173,6 +173,9 @@ class Facts:
     def attest(self, number: int, event: Event) -> None:
         self.agreement.attest(event)
 
+    def truth(self, number: int, event: Event) -> None:
+        self.agreement.truth(event)
+
     def control(self, number: int, event: Event) -> None:
         self.authority.read(event)
 
@@ -193,5 +196,6 @@ _FACTS: dict[str, Callable[[Facts, int, Event], None]] = {
     "control": Facts.control,
     "declare": Facts.declare,
     "attest": Facts.attest,
+    "truth": Facts.truth,
     "byzantine": Facts.declare_byzantine,
 }

@@ -14,7 +14,7 @@ from typing import Protocol, Self
 
 from echostore.kernel.ids import PartyKey
 from echostore.kernel.sync.endpoint import Endpoint
-from echostore.kernel.sync.events import Effect, Progress, Score
+from echostore.kernel.sync.events import Effect, Progress, Score, Unobtainable
 from echostore.kernel.sync.frames import Blocks, Frame, Request
 from echostore.kernel.sync.port import SyncPort
 from echostore.wire.sync import decode_frame, encode_frame
@@ -44,7 +44,15 @@ class SyncPeer(Protocol):
     def party(self, which: PartyKey) -> SyncParty: ...
 
 
-def link(one: SyncPeer, other: SyncPeer, party: PartyKey) -> "MemoryLink":
+Lost = Callable[[int, Unobtainable], None]
+"""Told when one side, by its number, can't have what it wants."""
+
+
+def _told_nobody(number: int, effect: Unobtainable) -> None:
+    """Who does not ask is not told."""
+
+
+def link(one: SyncPeer, other: SyncPeer, party: PartyKey, lost: Lost = _told_nobody) -> "MemoryLink":
     """Connect two peers for one party; nothing moves until `pump`. Receipts on both sides see what the other holds."""
     peers = (one, other)
 
@@ -54,7 +62,7 @@ def link(one: SyncPeer, other: SyncPeer, party: PartyKey) -> "MemoryLink":
         feed = progress.feed
         known.acknowledge(peers[1 - number].device, {feed: progress.held}, {feed: progress.processed})
 
-    return MemoryLink((one.sync_port(party), other.sync_port(party)), account)
+    return MemoryLink((one.sync_port(party), other.sync_port(party)), account, lost)
 
 
 def connect(one: SyncPort, other: SyncPort) -> "MemoryLink":
@@ -69,26 +77,31 @@ class MemoryLink:
         self,
         ports: tuple[SyncPort, SyncPort],
         account: Callable[[int, Progress], None] = lambda number, progress: None,
+        lost: Lost = _told_nobody,
     ) -> None:
         self.now = 0.0
         self.frames = 0
         self.bytes = 0
         self.scores: list[Score] = []
         self._ports = ports
-        self._account = account
+        self._account, self._lost = account, lost
         self._ends: list[Endpoint] = []
         self._under_way: deque[tuple[Endpoint, bytes]] = deque()
         self._calls: deque[Callable[[], None]] = deque()
         """What peers called back from their own threads; `pump` runs it in its own."""
         self.heal()
 
-    def pump(self) -> Self:
-        """Deliver frames until neither side has anything to say."""
+    def pump(self, frames_max: int | None = None) -> Self:
+        """Deliver frames until neither side has anything to say, or so many have passed."""
         quiet_since, wakes_in_vain = self.now, 0
+        delivered = 0
         while wakes_in_vain < WAKES_MAX:
             if self._calls:
                 self._calls.popleft()()
+            elif frames_max is not None and delivered >= frames_max:
+                return self
             elif self._under_way:
+                delivered += 1
                 end, data = self._under_way.popleft()
                 frame = decode_frame(data)
                 end.receive(frame)
@@ -142,3 +155,5 @@ class MemoryLink:
             self.scores.append(effect)
         elif isinstance(effect, Progress):
             self._account(number, effect)
+        elif isinstance(effect, Unobtainable):
+            self._lost(number, effect)

@@ -9,7 +9,8 @@ it, as a killed process does: the operating system frees the lock, and nothing e
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -36,7 +37,7 @@ class PeerNodes:
         self._folder = folder
         self._chance = random.Random(seed)
         self._nodes: list[PeerNode] = []
-        self._generate = SigningKey.generate
+        self._keys = seeded_keys(self._chance)
         self._time_ms = 0
 
     def __call__(self, name: str, record: Record) -> "PeerNode":
@@ -60,19 +61,31 @@ class PeerNodes:
         self._time_ms += 1
         return self._time_ms
 
-    def _seeded(self) -> SigningKey:
-        return SigningKey.from_seed(self._chance.randbytes(SEED_BYTES))
-
     def __enter__(self) -> Self:
-        SigningKey.generate = staticmethod(self._seeded)  # type: ignore[method-assign]  # undone on exit
+        self._keys.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        SigningKey.generate = staticmethod(self._generate)  # type: ignore[method-assign]  # as it was
+        self._keys.__exit__(kind, error, trace)
         for node in self._nodes:
             node.close()
+
+
+@contextmanager
+def seeded_keys(chance: random.Random) -> Iterator[None]:
+    """New keys come from a seed while this lasts, so that a run can be repeated."""
+    generate = SigningKey.generate
+
+    def seeded() -> SigningKey:
+        return SigningKey.from_seed(chance.randbytes(SEED_BYTES))
+
+    SigningKey.generate = staticmethod(seeded)  # type: ignore[method-assign]  # undone below
+    try:
+        yield
+    finally:
+        SigningKey.generate = staticmethod(generate)  # type: ignore[method-assign]  # as it was
 
 
 class PeerNode:

@@ -1,0 +1,404 @@
+"""A party of real peers that makes epochs, in virtual time and from one seed: stores, signatures, sessions, folds, gc.
+
+    with RealEpochWorld(folder, seed=7, peers=4, epochs=5) as world:
+        world.run()              chaos until so many epochs are final, then everything is healed and must agree
+        check_events(world.history)
+
+`echostore.testing.epoch_world` has the same story with stand-ins for everything but the rules: it is quick, and runs for hundreds of
+seeds. This one runs the product itself, on disk: peers write all models, meet in part or in whole, are killed, lose their item
+stores, delete what lies below epochs, join late, start from epochs and from control states, leave out what is old; liars and
+disputers say what they like. In the end
+
+    all honest members have one chain and one snapshot CID,
+    and so has each of them after it was opened again, as it is and with its items made anew,
+    and so has a newcomer, who starts from the newest epoch,
+    and every epoch that anybody declared is folded again from the first message on, by the one who kept everything:
+    the checker holds declarations, attests and disputes against what that gives.
+"""
+
+import hashlib
+import json
+import random
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import echostore
+from echostore.kernel.errors import Refused
+from echostore.kernel.party.credentials import EpochGenesis
+from echostore.kernel.party.epoch_chain import Epoch, genesis_of
+from echostore.kernel.party.epoch_policy import EPOCH_DECLARERS, EPOCH_GRACE, EPOCH_MESSAGES, EPOCH_SILENCE
+from echostore.peer.epoch_fold import Folded, OpenTimeframe, fold_to
+from echostore.peer.epoch_states import EpochStates
+from echostore.peer.items import Item
+from echostore.peer.peer import Peer
+from echostore.testing.epoch_node import DISPUTER, HONEST, LIAR
+from echostore.testing.inmemory import link
+from echostore.testing.peer_node import seeded_keys
+from echostore.testing.real_epoch_node import RealEpochNode
+from echostore.testing.world import NotSettled
+
+STEPS_MAX: Final = 4_000
+"""Steps after which a run that has not made its epochs never will."""
+SETTLE_ROUNDS_MAX: Final = 40
+STALL_S: Final = 60.0
+"""After so long without a final epoch the founder removes a member who does not take part."""
+MESSAGES: Final = 8
+GRACE_S: Final = 3
+SILENCE_S: Final = 40
+START_MS: Final = 1_700_000_000_000
+WORDS: Final = ("ash", "birch", "cedar", "elm", "fir", "oak")
+
+
+class RealEpochWorld:
+    """See the module. One seed is one run."""
+
+    founder: Final = "a"
+
+    def __init__(
+        self,
+        folder: Path,
+        seed: int,
+        *,
+        peers: int = 4,
+        epochs: int = 4,
+        joiners: int = 1,
+        partitions: bool = True,
+        crashes: bool = True,
+    ) -> None:
+        self.seed, self.epochs = seed, epochs
+        self.chance = random.Random(f"real epochs {seed}")
+        self.now = 0.0
+        self.trace: list[str] = []
+        self.history: list[dict[str, Any]] = []
+        self.nodes: dict[str, RealEpochNode] = {}
+        self._folder = folder
+        self._partitions, self._crashes, self._joiners = partitions, crashes, joiners
+        self._discards, self._silence = seed % 3 == 1, seed % 4 == 3
+        self._sides: dict[str, int] = {}
+        self._declared: dict[bytes, EpochGenesis] = {}
+        self._progress = (0, 0.0)
+        self._keys = seeded_keys(self.chance)
+        self._names = [chr(ord("a") + number) for number in range(peers)]
+
+    def __enter__(self) -> Self:
+        self._keys.__enter__()
+        first = self._add(self.founder, HONEST)
+        party = first.peer.create_party("Simulated")
+        self.key = party.key
+        settings = {EPOCH_DECLARERS: "elect", EPOCH_MESSAGES: MESSAGES, EPOCH_GRACE: GRACE_S}
+        if self._silence:
+            settings[EPOCH_SILENCE] = SILENCE_S
+        party.members.set_policy({name: str(value).encode() for name, value in settings.items()})
+        # A minority may be faulty; the founder, who admits and removes, never is.
+        faulty = [LIAR, DISPUTER][: (len(self._names) - 1) // 2]
+        for name in self._names[1:]:
+            self._admit(name, faulty.pop() if faulty else HONEST)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for node in self.nodes.values():
+            node.close()
+        self._keys.__exit__(kind, error, trace)
+
+    def _add(self, name: str, conduct: str) -> RealEpochNode:
+        node = self.nodes[name] = RealEpochNode(self, name, conduct, lambda: self._open(name))
+        if conduct != HONEST:
+            self.record({"kind": "byzantine", "peer": name})
+        self.say(f"{name} is {conduct}")
+        return node
+
+    def _admit(self, name: str, conduct: str) -> RealEpochNode:
+        founder, node = self.nodes[self.founder].party, self._add(name, conduct)
+        node.peer.enter(founder.members.admit(node.peer.request_join(self.key), role="editor"))
+        founder.flush()
+        return node
+
+    def _open(self, name: str) -> Peer:
+        return echostore.open(self._folder / name, name=name, background=False, now_ms=self.now_ms)
+
+    def now_ms(self) -> int:
+        return START_MS + int(self.now * 1000)
+
+    # running
+
+    def run(self) -> Self:
+        """Chaos until enough epochs are final for the founder, then heal and settle."""
+        for step in range(STEPS_MAX):
+            if self.finals() >= self.epochs:
+                break
+            self._step(step)
+        else:
+            raise self._unsettled(f"{self.finals()} of {self.epochs} epochs")
+        return self.settle()
+
+    def finals(self) -> int:
+        """How many epochs were final for the founder after the last step."""
+        return self._progress[0]
+
+    def _step(self, step: int) -> None:
+        self.now += self.chance.expovariate(2)
+        chance, roll = self.chance, self.chance.random()
+        names = sorted(self.nodes)
+        node = self.nodes[chance.choice(names)]
+        if roll < 0.40:
+            self._write(node)
+        elif roll < 0.65:
+            self._meet(
+                node, self.nodes[chance.choice(names)], frames=chance.choice((None, None, chance.randint(1, 40)))
+            )
+        elif roll < 0.85:
+            if node.up:
+                node.tick()
+        elif roll < 0.88:
+            if node.up:
+                node.gc()
+        elif roll < 0.90 and self._partitions:
+            self._sides = {name: chance.randrange(2) for name in names}
+            self.say(f"partition {self._sides}")
+        elif roll < 0.93:
+            self._sides = {}
+        elif roll < 0.95 and self._crashes and node.up and node.name != self.founder:
+            self.say(f"crash {node.name}")
+            node.crash()
+        elif roll < 0.97:
+            self._restart(chance)
+        elif roll < 0.98 and self._discards and node.up and node.conduct == HONEST and node.member:
+            node.discard()
+        elif roll < 0.99 and self._joiners and step > 60:
+            self._joiners -= 1
+            self._join(f"late{self._joiners}")
+        elif node.up and node.conduct == HONEST:
+            node.tell_state()
+        latest = self.nodes[self.founder].epochs.tally.latest_final
+        if latest is not None and latest.number > self._progress[0]:
+            self._progress = (latest.number, self.now)
+        elif self.now - self._progress[1] > STALL_S:
+            # Votes are split, and who is silent on purpose might still decide it: somebody has to act.
+            self._progress = (self._progress[0], self.now)
+            self._remove()
+
+    def _write(self, node: RealEpochNode) -> None:
+        if not node.up:
+            return
+        try:
+            self._act(node)
+            if self.chance.random() < 0.7:
+                node.party.flush()
+        except Refused as refused:  # removed, retired, or not admitted yet as far as it knows
+            self.say(f"{node.name} may not write: {refused.what}")
+
+    def _act(self, node: RealEpochNode) -> None:
+        chance, party = self.chance, node.party
+        known = sorted((item for item in party.items() if item.type), key=lambda item: item.id)
+        chosen: Any = chance.choice(known) if known else None
+        kind, word = chance.randrange(10), chance.choice(WORDS)
+        if chosen is None or kind == 0:
+            party.create("property-set", type="task", parent=chosen, n=chance.randrange(100), word=word)
+        elif kind == 1:
+            party.create("text", type="note", parent=chosen).insert(0, word)
+        elif kind == 2:
+            party.create("growable-array", type="list", parent=chosen).append(word)
+        elif kind == 3:
+            log = party.create("threaded-log", type="log", parent=chosen)
+            log.set_retention(count_max=2)
+            log.post(word)
+        elif kind == 4 and chance.random() < 0.5:
+            Item.delete(chosen)
+        elif kind == 5:
+            Item.move(chosen, chance.choice(known))
+        elif chosen.model == "text":
+            chosen.insert(chance.randrange(len(str(chosen)) + 1), word)
+            if chance.random() < 0.3:
+                chosen.delete(0, 1)
+        elif chosen.model == "growable-array":
+            chosen.insert(chance.randrange(len(chosen) + 1), word)
+            if len(chosen) > 2:
+                chosen.move_element(0, len(chosen) - 1)
+                if chance.random() < 0.5:
+                    del chosen[0]
+        elif chosen.model == "threaded-log":
+            chosen.post(word)
+        else:
+            with party.batch():
+                chosen["n"], chosen[word] = chance.randrange(100), chance.randrange(100)
+
+    def _meet(self, one: RealEpochNode, other: RealEpochNode, frames: int | None = None) -> None:
+        """Both replicate, all or until so many frames have passed; then each looks what it can start from."""
+        apart = self._sides.get(one.name, 0) != self._sides.get(other.name, 0)
+        if one is other or not one.up or not other.up or apart:
+            return
+        pair = (one, other)
+        joined = link(one.peer, other.peer, self.key, lost=lambda number, effect: pair[number].unobtainable(effect))
+        for node in pair:
+            node.party.flush()
+        joined.pump(frames)
+        joined.cut()
+        one.catch_up(other)
+        other.catch_up(one)
+
+    def _restart(self, chance: random.Random) -> None:
+        for node in self.nodes.values():
+            if not node.up:
+                lose = ["items.db"] if chance.random() < 0.3 else []
+                self.say(f"restart {node.name} {lose}")
+                node.restart(*lose)
+
+    def _join(self, name: str) -> RealEpochNode:
+        self.say(f"{name} joins late")
+        node = self._admit(name, HONEST)
+        node.party.runtime.data_held = True  # as on a network: it looks for an epoch before it asks for data
+        return node
+
+    def _remove(self) -> None:
+        """The founder removes a member who does not take part, with what it has seen of it as the cut."""
+        founder = self.nodes[self.founder]
+        with founder.party.reading() as runtime:
+            members = runtime.processor.membership.machine.electorate
+        others = [node for node in self.nodes.values() if node.conduct != HONEST and node.identity in members]
+        if others:
+            gone = self.chance.choice(others)
+            self.say(f"{founder.name} removes {gone.name}")
+            founder.party.members.remove(gone.identity)
+
+    # the end
+
+    def settle(self) -> Self:
+        """Heal everything; all honest members must come to one state and one chain, whichever way they take."""
+        self._sides = {}
+        for node in self.nodes.values():
+            if not node.up:
+                node.restart()
+        self._until_agreed()
+        self._join("newcomer")
+        self._until_agreed()
+        self.say("settled")
+        for node in self._honest():
+            cid = node.tell_state()
+            for lose in ((), ("items.db",)):
+                node.restart(*lose)
+                again = node.tell_state()
+                if again != cid:
+                    raise self._unsettled(f"{node.name} has {again} after a restart without {lose}, {cid} before")
+            node.tell_votes()
+        self._tell_truths()
+        self.record({"kind": "quiesce", "peers": [node.name for node in self._honest()]})
+        return self
+
+    def _until_agreed(self) -> None:
+        for _ in range(SETTLE_ROUNDS_MAX):
+            self.now += 1.0
+            names = sorted(self.nodes)
+            self.chance.shuffle(names)
+            for one in names:
+                for other in names:
+                    if one < other:
+                        self._meet(self.nodes[one], self.nodes[other])
+            for name in names:
+                self.nodes[name].review()
+                self.nodes[name].tell_votes()
+            if self.agreed():
+                return
+        raise self._unsettled("no agreement\n" + self._differences())
+
+    def _honest(self) -> list[RealEpochNode]:
+        return [node for node in self.nodes.values() if node.conduct == HONEST]
+
+    def agreed(self) -> bool:
+        found = [self._summary(node) for node in self._honest()]
+        first = max(min((number for number, _, _ in chain), default=0) for _, _, _, chain in found)
+        known = {
+            (cid, data, control, tuple(each for each in chain if each[0] >= first))
+            for cid, data, control, chain in found
+        }
+        return len(known) == 1 and not any(node.party.runtime.data_held for node in self._honest())
+
+    def _summary(self, node: RealEpochNode) -> tuple[str, Any, Any, tuple[tuple[int, bytes, bool], ...]]:
+        party = node.party
+        cid = party.snapshot().cid
+        processor = party.runtime.processor
+        data = tuple(sorted((feed, at.seq) for feed, at in processor.timeframe.entries.items()))
+        control = tuple(sorted((feed, at.seq) for feed, at in processor.control_timeframe.entries.items()))
+        chain = tuple((epoch.number, epoch.hash, epoch.final) for epoch in node.epochs.tally.chain)
+        return cid, data, control, chain
+
+    def _differences(self) -> str:
+        lines = []
+        for node in self.nodes.values():
+            cid, data, control, chain = self._summary(node)
+            shown = [(number, name.hex()[:4], final) for number, name, final in chain][-3:]
+            base = node.party.runtime.processor.base
+            lines.append(
+                f"{node.name} {node.conduct} data {sum(seq + 1 for _, seq in data)} control {sum(seq + 1 for _, seq in control)} "
+                f"state {cid[-8:]} chain {shown} base {base.name.number if base else 0} held off {node.party.runtime.data_held}"
+            )
+        return "\n".join(lines)
+
+    def _unsettled(self, what: str) -> NotSettled:
+        return NotSettled(f"seed {self.seed}: {what}\n" + "\n".join(self.trace[-40:]))
+
+    # what is written down
+
+    def declared(self, node: RealEpochNode, name: bytes) -> None:
+        """Write down what somebody declared."""
+        with node.party.reading() as runtime:
+            tally = node.epochs.tally
+            act = next(act for act in tally.declared if act.hash == name)
+            genesis = self._declared[name] = genesis_of(act)
+            members = act.electorate or runtime.processor.membership.machine.electorate
+            electorate = sorted(identity.hex() for identity in members)
+        node.tell(
+            "declare",
+            number=genesis.number,
+            genesis=name.hex(),
+            previous=genesis.previous.hex(),
+            timeframe={entry.feed.hex(): [entry.seq, entry.link.hex()] for entry in genesis.timeframe},
+            snapshot=genesis.snapshot.hex(),
+            electorate=electorate,
+            identity=node.identity.hex(),
+        )
+
+    def chain_of(self, node: RealEpochNode, chain: list[Epoch]) -> None:
+        """A peer's chain from the first epoch on, also where it knows of those no more: by what the others name."""
+        told = [[epoch.hash.hex(), epoch.final] for epoch in chain]
+        before = chain[0].genesis.previous if chain else b""
+        while before:
+            told.insert(0, [before.hex(), True])
+            before = self._declared[before].previous
+        node.tell("chain", epochs=told)
+
+    def _tell_truths(self) -> None:
+        """What every declared epoch should have said: folded from the first message on, by who kept all of them.
+
+        What rests on an epoch that left something out is folded from that one; there is no other way to say what it is.
+        """
+        founder = self.nodes[self.founder]
+        runtime = founder.party.runtime
+        for name, genesis in self._declared.items():
+            before = self._declared.get(genesis.previous)
+            folded: Folded | OpenTimeframe | None
+            if before is not None and before.discard_before_ms:
+                folded = EpochStates(founder.party, founder.identity).at(genesis)
+            else:
+                folded = fold_to(
+                    genesis, runtime.party, feeds=runtime.feeds, factory=runtime.processor.factory, base=None
+                )
+            found = folded.cid.hex() if isinstance(folded, Folded) else ""
+            self.record({"kind": "truth", "genesis": name.hex(), "snapshot": found})
+        for admitted in runtime.processor.admission.feeds:
+            end = admitted.intervals[-1].end if admitted.intervals else 0
+            if end is not None:
+                self.record({"kind": "cut", "feed": admitted.feed.hex(), "seq": end - 1})
+
+    def record(self, event: dict[str, Any]) -> None:
+        self.history.append({"time": round(self.now, 6), **event})
+
+    def digest(self) -> str:
+        """The hash of the whole run: equal for equal seeds."""
+        lines = [*self.trace, *map(json.dumps, self.history)]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+    def say(self, line: str) -> None:
+        self.trace.append(f"{self.now:.6f} {line}")
