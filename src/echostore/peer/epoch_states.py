@@ -10,7 +10,7 @@ Only where blocks inside the predecessor count otherwise under the genesis' own 
 before) it is the one before that, and so on. So the state follows from the genesis alone, and two honest peers never differ.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -28,7 +28,6 @@ from echostore.wire.cids import PROTOBUF, cid_of
 from echostore.wire.epochs import encode_cut
 from echostore.wire.membership import membership_names
 from echostore.wire.snapshot import read_state_root
-from echostore.wire.tree_reader import Get
 
 if TYPE_CHECKING:
     from echostore.peer.party import Party
@@ -169,7 +168,7 @@ class _Made:
     """A state that was made here, and where the blobs are that it shares with what it was made from."""
 
     folded: Folded
-    shared: Get
+    shared: Callable[[Cid], bytes]
 
     def blob(self, cid: Cid) -> bytes:
         return self.folded.blobs[cid] if cid in self.folded.blobs else self.shared(cid)
