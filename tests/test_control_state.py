@@ -406,6 +406,24 @@ def test_late_votes_forks_and_rivals_are_noticed() -> None:
         assert machine.epoch_tally().accepted(3) is not None, said
 
 
+def test_a_state_is_the_same_from_an_earlier_one_whose_pins_were_overtaken() -> None:
+    """Epoch 2 is declared before anybody stands for epoch 1, and comes to its quorum after a state that pinned epoch 1."""
+    story = team(*PEOPLE[1:])
+    base = list(story.messages)
+    first = story.say("ann", next_epoch(story, base), sees=base)
+    known = [*base, first, story.say("ann", remove("dan"), sees=[*base, first])]
+    second = story.say("ann", next_epoch(story, known), sees=known)
+    for name in ("bob", "cyd"):
+        story.say(name, vote(first), sees=[*base, first])
+    earlier = compact(story.machine(), lengths_of(story.messages))
+    assert [pin.hash for pin in earlier.chains[0].pins] == [first.credentials[0].hash]
+    for name in ("bob", "cyd"):
+        story.say(name, vote(second))
+    whole = compact(story.machine(), lengths_of(story.messages))
+    assert [pin.hash for pin in whole.chains[0].pins] == [second.credentials[0].hash]
+    assert compact_from(story.machine(), earlier, lengths_of(story.messages)) in (None, whole)
+
+
 def test_a_message_that_builds_on_one_that_is_gone_sees_what_that_one_saw() -> None:
     story = team(*PEOPLE[1:])
     first = story.say("ann", Policy((("epoch.declarers", b"elect"),)))

@@ -45,12 +45,27 @@ def compact(machine: PartyMachine, lengths: Mapping[FeedKey, int]) -> ControlSta
 def compact_from(machine: PartyMachine, start: ControlState, lengths: Mapping[FeedKey, int]) -> ControlState | None:
     """The same from a later state, with what the machine holds above it: costs what came since.
 
-    None when some of that speaks of what the later state left out: then only the machine's own start will do.
+    None when some of that speaks of what the later state left out, or overtook what it pinned: then only the machine's own
+    start will do.
     """
     if any(lengths.get(key, 0) < length for key, length in start.lengths.items()):
         return None
     below = _machine_below(machine, start, lengths)
-    return None if below.late else _compacted(below, lengths)
+    return None if below.late or _overtaken(below, start) else _compacted(below, lengths)
+
+
+def _overtaken(below: PartyMachine, start: ControlState) -> bool:
+    """Whether an epoch that was declared below a state came to its quorum above it.
+
+    It had not heard of all that the state has, so it may not have heard of the quorums behind what the state pinned, and
+    then those pin nothing any more. Their votes are gone: whoever has all messages can tell.
+    """
+    inside = {credential.hash for message in start.messages for credential in message.credentials}
+    return any(
+        epoch.number > chain.number and epoch.hash in inside
+        for chain in start.chains
+        for epoch in below.epoch_tally(chain.child).pinned()
+    )
 
 
 def _compacted(below: PartyMachine, lengths: Mapping[FeedKey, int]) -> ControlState:
