@@ -14,7 +14,7 @@ from echostore.kernel.errors import UsageError
 from echostore.kernel.ids import Link
 from echostore.kernel.timeframe import Position, Timeframe
 from echostore.peer.anchors import Anchor
-from echostore.peer.processor import Delivered
+from echostore.peer.delivered import Delivered
 from echostore.peer.streams import Stream
 from peer_builder import Circle, Liar
 

@@ -8,8 +8,8 @@ from echostore.kernel.ids import ItemId, item_text
 
 if TYPE_CHECKING:
     from echostore.kernel.items.operations import ItemOperation
+    from echostore.peer.delivered import Delivered
     from echostore.peer.party import Party
-    from echostore.peer.processor import Delivered
 
 VALUE_WIDTH = 60
 """Characters of a value in a line for people."""

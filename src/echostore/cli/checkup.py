@@ -27,6 +27,7 @@ from echostore.cli.values import iso, iso_ms, one_line, short, short_place
 from echostore.kernel.errors import Corrupt, EchoError, NotFound, WrongPassphrase
 
 if TYPE_CHECKING:
+    from echostore.peer.base_damage import BaseDamage
     from echostore.peer.party import Party
     from echostore.peer.peer import Peer
     from echostore.store.home import Home
@@ -235,8 +236,12 @@ def _party(peer: "Peer", known: "KnownParty", output: Output, *, full: bool) -> 
         yield Finding(name, "closed; its state was not computed")
         return
     try:
-        party = peer.party(known.key)
-        yield from _standing(party, name)
+        party = peer.held(known.key)
+        lost = party.runtime.processor.damage or _base_looked_at(party, full=full)
+        if lost is not None:
+            yield Finding(f"{name} epoch {lost.name.number}", _private(lost.text), Level.BROKEN, lost.next_step)
+        if lost is None or not lost.closed:
+            yield from _standing(party, name)
     except Corrupt as error:
         yield Finding(name, _private(error.what), Level.BROKEN, "Restore the party's folder, or join it again.")
     except EchoError as error:
@@ -264,6 +269,8 @@ def _files(peer: "Peer", known: "KnownParty", name: str, *, full: bool) -> Itera
             wrong = sqlite_check(path, full=full)
             if wrong is not None:
                 step = "Remove the file; it is made anew." if derived else "Restore it, or join the party again."
+                if path == folder.blobs and truncated:
+                    step = "Connect to a member (`echostore serve --connect HOST:PORT`): what is lost comes from there."
                 yield Finding(f"{name} {path.name}", wrong, Level.BROKEN, step)
 
 
@@ -312,6 +319,19 @@ def _items(peer: "Peer", known: "KnownParty", name: str) -> Iterator[Finding]:
         yield Finding(f"{name} items", _private(error.what), Level.BROKEN, _private(error.next_step))
     except EchoError as error:
         yield Finding(f"{name} items", _private(error.what), Level.WARNING, error.next_step)
+
+
+def _base_looked_at(party: "Party", *, full: bool) -> "BaseDamage | None":
+    """What is lost of the epoch that a party stands on, where nobody has noticed yet; in full, every blob is read."""
+    from echostore.peer.base_damage import BaseDamage
+    from echostore.peer.epoch_fetching import absent, holes
+
+    processor, blobs = party.runtime.processor, party.runtime.blobs
+    if processor.base is None or blobs is None:
+        return None
+    name = processor.base.name
+    lost = holes(name, blobs) if full else absent(name, blobs)
+    return BaseDamage(name, f"at least {lost} blobs of it are missing", closed=False) if lost else None
 
 
 def _standing(party: "Party", name: str) -> Iterator[Finding]:

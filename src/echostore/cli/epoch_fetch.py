@@ -5,7 +5,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from echostore.cli.epoch_gc import app
-from echostore.cli.opening import open_party, writing
+from echostore.cli.opening import party_key, writing
 from echostore.cli.options import IN_PARTY, InParty, examples
 from echostore.cli.output import Output, counted
 
@@ -24,6 +24,9 @@ def fetch(
 ) -> None:
     """Get the snapshot of one epoch, so that its moment can be read here.
 
+    Where blobs are lost of the epoch that the party stands on, they are fetched again, and the party stands on it as before;
+    where nobody has it any more, on a newer one.
+
     Parameters
     ----------
     number
@@ -33,9 +36,9 @@ def fetch(
     """
     output = Output.of(options)
     with writing(options) as peer:
-        party = open_party(peer, options.party)
-        fetched = peer.epochs(party.key).fetch(number, address=from_)
-        record = {"party": party.key.hex(), "epoch": number, "items": fetched.items, "fetched": fetched.blobs}
+        key = party_key(peer, options.party)
+        fetched = peer.epochs(key).fetch(number, address=from_)
+        record = {"party": key.hex(), "epoch": fetched.epoch, "items": fetched.items, "fetched": fetched.blobs}
         output.document(
-            record, f"epoch {number}: {counted(fetched.items, 'item')}, {counted(fetched.blobs, 'blob')} came"
+            record, f"epoch {fetched.epoch}: {counted(fetched.items, 'item')}, {counted(fetched.blobs, 'blob')} came"
         )

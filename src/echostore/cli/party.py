@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App
 
 from echostore.cli import party_capability, party_children, party_group, party_life, party_network, party_policy
-from echostore.cli.opening import home_path, open_party, reading, writing
+from echostore.cli.feed import INTEGRITY_BROKEN
+from echostore.cli.opening import home_path, open_party, party_key, reading, writing
 from echostore.cli.options import FLAG, IN_PARTY, LISTING, OPTIONS, InParty, Listing, Options, examples
 from echostore.cli.output import Column, Output, counted, size
 from echostore.cli.values import iso_ms, one_line, short, short_place
@@ -134,8 +135,10 @@ def show(
     *,
     snapshot: Annotated[bool, FLAG] = False,
     options: Options = OPTIONS,
-) -> None:
+) -> int:
     """Show one party: what is held and processed, who writes, what was rejected.
+
+    The exit status is 6 when blobs are lost of the epoch that the party stands on; what is lost and what to do is told.
 
     Parameters
     ----------
@@ -146,9 +149,9 @@ def show(
     """
     output = Output.of(options)
     with reading(options) as peer:
-        opened = open_party(peer, party)
+        opened = peer.held(party_key(peer, party))
         fields = party_fields(opened)
-        if snapshot:
+        if snapshot and not fields["lost"]:
             fields["snapshot"] = opened.snapshot().cid
     lines = [
         f"party      {fields['party']}",
@@ -156,14 +159,16 @@ def show(
         f"state      {fields['state']}",
         f"truth      {fields['truth']}",
     ]
-    lines += [f"{name:<10} {fields[name]}" for name in ("items", "members")]
+    lines += [f"{name:<10} {fields[name]}" for name in ("items", "members") if fields[name] is not None]
     lines += [f"{name:<10} {fields[name]}" for name in ("epoch", "began") if fields[name] is not None]
-    lines += [f"snapshot   {fields['snapshot']}"] if snapshot else []
+    lines += [f"{name:<10} {fields[name]}" for name in ("next_step",) if fields[name] is not None]
+    lines += [f"snapshot   {fields['snapshot']}"] if "snapshot" in fields else []
     for feed in fields["feeds"]:
         counts = f"{feed['held']} held, {feed['processed']} processed, {feed['known']} known"
         counts += f", on disk from {feed['start']} on" if feed["start"] else ""
         lines.append(f"feed       {short(feed['feed'])} {feed['kind']} of {one_line(feed['owner']) or '?'}: {counts}")
     output.document(fields, lines)
+    return INTEGRITY_BROKEN if fields["lost"] else 0
 
 
 @app.command(help_prologue=examples("echostore party members", "echostore party members @Trip --json"))
@@ -279,7 +284,7 @@ def party_fields(party: "Party") -> dict[str, Any]:
         "party": party.key.hex(),
         "title": status.title,
         "state": str(party.peer.meta.party(party.key).state),
-        "items": status.items,
+        "items": None if status.closed else status.items,
         "members": len(party.members.all()),
         "rejected": status.rejected,
         "rejected_by_reason": reasons,
@@ -288,6 +293,8 @@ def party_fields(party: "Party") -> dict[str, Any]:
         "standing": status.standing or None,
         "epoch": status.epoch,
         "began": status.began or None,
+        "lost": status.lost or None,
+        "next_step": status.next_step or None,
         "truth": truth(status),
         "feeds": [feed_fields(feed) for feed in status.feeds],
     }
@@ -325,7 +332,9 @@ def truth(status: "PartyStatus") -> str:
     parts.append("all processed" if not waiting else f"{waiting:,} not processed")
     inside = sum(min(feed.start, feed.held) for feed in status.feeds)
     if inside:
-        parts.append(f"{inside:,} of them only as epoch {status.epoch}")
+        parts.append(f"{inside:,} of them only as " + ("an epoch" if status.epoch is None else f"epoch {status.epoch}"))
+    if status.lost:
+        parts.insert(0, status.lost)
     if status.standing in (REMOVED, REVOKED):
         parts.insert(0, f"you are not in this party any more ({status.standing})")
     if status.unshared:

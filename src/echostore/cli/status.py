@@ -25,7 +25,8 @@ LEAST_INTERVAL_S = 0.1
 def status(*, watch: Annotated[bool, FLAG] = False, interval: str = "1s", options: Options = OPTIONS) -> int:
     """Tell what is where: per party, blocks held, processed and known, and what is on no other peer.
 
-    Closed parties are not opened. The exit status is 6 when a party can't be read; the others are told. What other
+    Closed parties are not opened. The exit status is 6 when a party can't be read, or blobs of the epoch that it stands on
+    are lost; the others are told. What other
     peers hold, and when they were last seen, is known to a running `echostore serve`; without one it is unknown.
 
     Parameters
@@ -76,8 +77,11 @@ def _status(output: Output, peer: "Peer") -> tuple[dict[str, Any], int]:
     for known in peer.parties():
         head = {"party": known.key.hex(), "title": known.title, "state": str(known.state)}
         try:
-            party = peer.party(known.key) if known.state != "closed" else None
+            party = peer.held(known.key) if known.state != "closed" else None
             parties.append({**head, **(party_fields(party) if party is not None else {})})
+            if parties[-1].get("lost"):
+                output.warn(f"party {short(known.key.hex())}: {parties[-1]['next_step']}")
+                exit_status = max(exit_status, INTEGRITY_BROKEN)
             for member in party.members.all() if party is not None else ():
                 names.update((bytes(device.device), member.name) for device in member.devices)
         except EchoError as error:

@@ -55,7 +55,7 @@ class Addresses:
         from echostore.kernel.party.credentials import Role
 
         with self._peer.lock:
-            machine = self._peer.party(party).runtime.processor.membership.machine
+            machine = self._peer.held(party).runtime.processor.membership.machine
             admins = {member.identity for member in machine.members if member.role and member.role >= Role.ADMIN}
             devices = [each.device for each in machine.devices if each.identity in admins and not each.revoked]
         known = self.known()
@@ -81,7 +81,7 @@ class Addresses:
         """To a device of this identity, or one that is being recovered: where the members of its parties are."""
         near: set[DeviceKey] = set()
         with self._peer.lock:
-            for party in self._peer.open_parties():
+            for party in self._peer.held_parties():
                 machine = party.runtime.processor.membership.machine
                 if any(member.identity == identity and member.role for member in machine.members):
                     near |= {device.device for device in machine.devices if not device.revoked}

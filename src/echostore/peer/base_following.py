@@ -2,6 +2,7 @@
 
 Looked at whenever control feeds moved. A peer that has processed an epoch's blocks and has its blobs (because it
 recomputed or declared it) adopts it; until then it goes on from the base it has. Nothing is fetched or waited for here.
+`stand_on` is for who fetched one instead.
 """
 
 from typing import TYPE_CHECKING
@@ -10,8 +11,8 @@ from echostore.kernel.errors import Corrupt, NotFound
 from echostore.kernel.ids import FeedId, ItemId
 from echostore.kernel.order import CONTROL
 from echostore.kernel.party.epoch_chain import Epoch
-from echostore.peer.base_standing import adopt, covers
-from echostore.wire.base_epoch import FETCHING_KEY, BaseEpoch, BaseName
+from echostore.peer.base_standing import adopt, covers, install
+from echostore.wire.base_epoch import FETCHING_KEY, MENDING_KEY, BaseEpoch, BaseName
 
 if TYPE_CHECKING:
     from echostore.peer.runtime import PartyRuntime
@@ -35,6 +36,8 @@ class BaseFollower:
         processor = runtime.processor
         if not runtime.writable or runtime.blobs is None or runtime.in_batch or processor.paused:
             return
+        if processor.damage is not None:
+            return  # what was folded may lack something: an epoch is installed then, not adopted
         found = newest_final(runtime)
         base = processor.base
         if found is None or (base is not None and found.number <= base.name.number):
@@ -43,6 +46,32 @@ class BaseFollower:
         if candidate is not None and covers(processor, candidate):
             differing = differing_items(runtime, candidate) if candidate.name.discards else ()
             adopt(processor, candidate, differing)
+
+
+def stand_on(runtime: "PartyRuntime", base: BaseEpoch) -> str:
+    """Install a fetched epoch, unless this peer has processed it all meanwhile.
+
+    Where blobs of the base were lost, its items are made anew all the same: what was folded without them may lack
+    something. They are whole from then on.
+    """
+    processor = runtime.processor
+    damage = processor.damage
+    if damage is None and covers(processor, base):
+        runtime.follower.review()
+        return "it was processed here already"
+    processor.damage = None
+    try:
+        runtime.flush()
+        install(processor, base, frozenset(runtime.declared))
+        runtime.source.checkpointed()
+        runtime.source.touched(processor.state.changed)
+        runtime.checkpoint()
+    except BaseException:
+        processor.damage = damage
+        raise
+    if damage is not None:
+        runtime.feeds.set_about({MENDING_KEY: None})
+    return "its items were fetched"
 
 
 def newest_final(runtime: "PartyRuntime") -> Epoch | None:
@@ -60,8 +89,8 @@ def open_epoch(runtime: "PartyRuntime", epoch: Epoch) -> BaseEpoch | None:
     except (NotFound, Corrupt):
         return None
     tops = [found.root.index_root, *([] if found.root.placements is None else [found.root.placements])]
-    whole = not runtime.blobs.missing(tops) and runtime.feeds.about(FETCHING_KEY) != epoch.genesis.snapshot
-    return found if whole else None
+    holed = {runtime.feeds.about(key) for key in (FETCHING_KEY, MENDING_KEY)}
+    return None if runtime.blobs.missing(tops) or epoch.genesis.snapshot in holed else found
 
 
 def differing_items(runtime: "PartyRuntime", base: BaseEpoch) -> set[ItemId]:

@@ -10,50 +10,64 @@ The base is named durably first, in the FeedStore. Items that do not belong to i
 a crash between the two costs time and nothing else.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from echostore.kernel.errors import Corrupt, NotFound
-from echostore.kernel.ids import Cid, ItemId, item_from_text
+from echostore.kernel.ids import ItemId, item_from_text
 from echostore.kernel.order import DATA, FeedCursor
+from echostore.peer.base_damage import BaseDamage, is_marked, mark, truncated, unmark, watched_blobs, writes
 from echostore.peer.base_install import base_cursors, install_items
 from echostore.peer.checkpoints import load_cursors, load_moves
+from echostore.peer.epoch_fetching import holes
 from echostore.peer.model_registry import COMMUTING_MARK, commuting_mark
 from echostore.peer.refolding import LACKING, refold
-from echostore.wire.base_epoch import BASE_KEY, BaseEpoch, load_base
+from echostore.wire.base_epoch import BASE_KEY, BaseEpoch, BaseName, load_base
+from echostore.wire.epochs import FeedCut
 from echostore.wire.snapshot import OldEncoding
 
 if TYPE_CHECKING:
     from echostore.peer.processor import PartyProcessor
+    from echostore.store.feed_store import FeedStore
 
 
-def stand_on_stored(processor: "PartyProcessor") -> None:
+def stand_on_stored(processor: "PartyProcessor", *, given_up: str = "") -> None:
     """Take up the base that the FeedStore names; one that is lost or of an older encoding is left where it can be.
 
-    It can where the history is whole: everything is folded from that, and the next final epoch is stood on again.
+    It can where the history is whole: everything is folded from that, and the next final epoch is stood on again. Else the
+    party waits for it (`processor.damage`). `given_up` says why the base is not even tried.
     """
     if processor.base is None:
         try:
-            processor.base = load_base(processor.feeds.about, _blob_of(processor), processor.factory)
+            if given_up:
+                raise Corrupt(given_up)
+            base = load_base(processor.feeds.about, watched_blobs(processor), processor.factory)
+            processor.base = base
+            if base is not None and is_marked(processor):
+                _look_again(processor, base)
         except (OldEncoding, NotFound, Corrupt) as error:
-            if any(held.base for held in processor.feeds.feeds() if held.kind == DATA):
+            processor.base = None
+            if truncated(processor):
                 if isinstance(error, OldEncoding):
                     raise  # what lies below is nowhere else
-                raise Corrupt(
-                    f"the snapshot of the epoch that the party stands on is lost: {error.what}",
-                    next_step="Restore blobs.db of the party from a backup, or forget the party here and join it again.",
-                ) from error
+                name = BaseName.decode(processor.feeds.about(BASE_KEY) or b"")
+                processor.damage = BaseDamage(name, error.what, closed=True)
+            mark(processor)
     if processor.base is not None:
         processor.orderer.set_base(processor.order_cuts())
 
 
-def _blob_of(processor: "PartyProcessor") -> Callable[[Cid], bytes]:
-    blobs = processor.blobs
-
-    def missing(cid: Cid) -> bytes:
-        raise NotFound("there is no blobs.db")
-
-    return blobs.get if blobs is not None else missing
+def _look_again(processor: "PartyProcessor", base: BaseEpoch) -> None:
+    """Blobs of the base were found lost before. Where they are back, the items are made anew from them."""
+    lost = holes(base.name, processor.blobs)
+    if lost and not truncated(processor):
+        raise Corrupt(f"{lost} blobs of it are missing")  # the history gives the same
+    if lost:
+        processor.damage = BaseDamage(base.name, f"at least {lost} blobs of it are missing", closed=False)
+    elif not writes(processor):
+        processor.items = None
+    elif processor.items is not None:
+        processor.items.clear()
 
 
 def take_checkpoint(processor: "PartyProcessor") -> bool:
@@ -87,6 +101,8 @@ def start_from_base(processor: "PartyProcessor") -> None:
         return
     if processor.items is not None:
         install_items(processor.items, base, processor.factory, frozenset(), _about(processor))
+        if processor.damage is None and is_marked(processor):
+            unmark(processor)  # all of it was read
         processor.state.start_over(load_moves(processor.items))
     else:
         processor.state.start_over(base.moves)
@@ -109,8 +125,7 @@ def adopt(processor: "PartyProcessor", base: BaseEpoch, differing: Iterable[Item
     assert covers(processor, base), "an epoch of which blocks are missing is installed, not adopted"
     tail = _touched_above(processor, base)
     processor.feeds.set_about({BASE_KEY: base.name.encode()})
-    processor.base = base
-    processor.orderer.set_base(processor.order_cuts())
+    _take(processor, base)
     todo = tail | set(differing)
     if todo:
         refold(processor, todo)
@@ -122,14 +137,14 @@ def install(processor: "PartyProcessor", base: BaseEpoch, declared: frozenset[st
     items = processor.items
     assert items is not None, "an epoch is installed into an ItemStore"
     _rebase_feeds(processor, base)
-    processor.base = base
-    processor.orderer.set_base(processor.order_cuts())
+    _take(processor, base)
     before = {*items.scan("1", ()), *processor.state.dirty}  # what the epoch left out is gone for live queries too
     install_items(items, base, processor.factory, declared, _about(processor))
     processor.touches, processor.new_rejects = [], []
     for cursor in processor.orderer.cursors.values():
         if cursor.kind == DATA:
             put_back(cursor, FeedCursor(cursor.key, DATA))
+            cursor.held = processor.held_length(DATA, cursor.key)
     processor.state.start_over(load_moves(items))
     for cursor in base_cursors(base):
         known = processor.orderer.cursors.get(cursor.id)
@@ -138,12 +153,19 @@ def install(processor: "PartyProcessor", base: BaseEpoch, declared: frozenset[st
         else:
             put_back(known, cursor)
             known.held = max(known.length, processor.held_length(DATA, known.key))
+    processor.follow_data()
     processor.state.changed.update(before, items.scan("1", ()))
     processor.reader.forget()
     processor.orderer.restart()
     # The next own message names all of the base as processed.
     processor.advanced.update(feed for feed, cursor in processor.orderer.cursors.items() if cursor.length)
     processor.advance(list(processor.orderer.cursors))
+
+
+def _take(processor: "PartyProcessor", base: BaseEpoch) -> None:
+    processor.base = base
+    base.read_with(watched_blobs(processor))
+    processor.orderer.set_base(processor.order_cuts())
 
 
 def covers(processor: "PartyProcessor", base: BaseEpoch) -> bool:
@@ -196,7 +218,17 @@ def put_back(cursor: FeedCursor, to: FeedCursor) -> None:
 
 
 def _rebase_feeds(processor: "PartyProcessor", base: BaseEpoch) -> None:
-    """Let the data feeds begin at the cut, where they do not reach it, and name the base: one durable step."""
+    """Let the data feeds begin at the cut and name the base: one durable step.
+
+    Who stands on it already, and lost its blobs, keeps the blocks below the cut: others may still ask for them.
+    """
     feeds = processor.feeds
     cuts = [cut for cut in base.cuts.values() if not cut.control]
+    if feeds.about(BASE_KEY) == base.name.encode():
+        cuts = [cut for cut in cuts if not (feeds.has_feed(cut.feed) and _reaches(feeds, cut))]
     feeds.begin_at({cut.feed: (cut.length, cut.link) for cut in cuts}, {BASE_KEY: base.name.encode()})
+
+
+def _reaches(feeds: "FeedStore", cut: FeedCut) -> bool:
+    """Whether a feed holds what follows a cut, on the cut's branch."""
+    return feeds.length(cut.feed) >= cut.length and feeds.link_at(cut.feed, cut.length - 1) in (cut.link, None)

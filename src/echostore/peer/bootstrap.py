@@ -19,9 +19,9 @@ import concurrent.futures
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from echostore.kernel.errors import Closed, Corrupt, EchoError, NotFound, Refused, TimedOut
 from echostore.kernel.ids import Cid, ItemId, PartyKey, feed_id, item_text
@@ -30,26 +30,22 @@ from echostore.kernel.order import CONTROL
 from echostore.kernel.party.epoch_chain import Epoch, enough_to_join
 from echostore.kernel.snapshot import TreeTop
 from echostore.mesh.blob_exchange import Follow, Unavailable
-from echostore.peer.base_standing import covers, install
+from echostore.peer.base_damage import BaseDamage, truncated
+from echostore.peer.base_following import stand_on
+from echostore.peer.base_mending import anew, look, mend, mend_control
 from echostore.peer.control_floor import brings_on, fetch_floor
 from echostore.peer.control_floor import stand_on as stand_on_floor
 from echostore.peer.control_standing import fold_whole, no_epoch
+from echostore.peer.epoch_fetching import Fetch, Progress, fetch_heads, fetch_tree, holes, keep_placements
 from echostore.peer.older_epochs import back_to, first_known, is_older, record_of_older
 from echostore.peer.opening import WAITS_FOR_EPOCH
 from echostore.peer.parting import leave_branch, pinned_elsewhere
-from echostore.peer.placement_checking import check_items
 from echostore.peer.status import REMOVED, REVOKED, standing_of
 from echostore.peer.view_reading import view_states
 from echostore.wire.base_epoch import FETCHING_KEY, BaseEpoch, BaseName
-from echostore.wire.cids import RAW, cid_of
 from echostore.wire.control_blobs import chunks_named
-from echostore.wire.epochs import cut_pages
-from echostore.wire.generated import snapshot_pb2 as pb
-from echostore.wire.items import move_chunks
-from echostore.wire.membership import membership_names
 from echostore.wire.placements import PlacementReader
-from echostore.wire.snapshot import read_state_root
-from echostore.wire.tree_nodes import IndexNode, MalformedNode, Page, large_item_cids, parse_node
+from echostore.wire.tree_nodes import IndexNode, Page, large_item_cids
 from echostore.wire.tree_reader import TreeReader, branches_toward
 
 if TYPE_CHECKING:
@@ -64,23 +60,11 @@ _log = logging.getLogger("echostore.bootstrap")
 PATIENCE_S: Final = 20.0
 """How long nothing may come before history is asked for instead."""
 
+MEND_AGAIN_S: Final = 60.0
+"""How long after a try in vain somebody may have what is lost of a base."""
+
 LOOK_S: Final = 0.05
 """How often control is looked at by who waits for an epoch."""
-
-_LARGE_ITEMS: Final = 256
-"""Large items that are looked at together."""
-
-_CHUNK_HEAD: Final = cid_of(b"", RAW)[:4]
-"""What the CID of every chunk begins with: a page without these bytes names none."""
-
-
-class Fetch(Protocol):
-    """Gets blobs into the store, and what `follow` says they lead to; `Unavailable` when nobody has them."""
-
-    def __call__(self, cids: list[Cid], follow: Follow | None = None) -> None: ...
-
-
-Progress = Callable[[int, int], None]
 
 
 # which epoch
@@ -104,7 +88,7 @@ def control_settled(party: "Party") -> bool:
         if runtime.data is None or runtime.data.feed not in runtime.processor.admission.by_id:
             return False
         parent = runtime.processor.parent
-        owner = party if parent is None else party.peer.party(parent.party)  # whose control feeds speak for it
+        owner = party if parent is None else party.peer.held(parent.party)  # whose control feeds speak for it
         processor = owner.runtime.processor
         for admitted in processor.admission.feeds:
             if admitted.kind != CONTROL:
@@ -116,83 +100,7 @@ def control_settled(party: "Party") -> bool:
         return True
 
 
-# its blobs
-
-
-def fetch_heads(blobs: "BlobStore", name: BaseName, fetch: Fetch) -> None:
-    """Everything of an epoch but its items: enough to know where it ends and what is in it."""
-    fetch([name.snapshot, name.cut] if name.cut else [name.snapshot])
-    root = read_state_root(blobs.get(name.snapshot))
-    pages = cut_pages(blobs.get(name.cut)) if name.cut else []
-    fetch([root.membership_root, root.tree, root.index_root, *pages])
-    fetch([*move_chunks(blobs.get(root.tree)), *membership_names(root.membership_root, blobs.get)])
-
-
-def fetch_tree(
-    blobs: "BlobStore",
-    name: BaseName,
-    fetch: Fetch,
-    progress: Progress = lambda done, total: None,
-    *,
-    chunks_too: bool = True,
-) -> None:
-    """The item tree from its top; a node that can't stand where it does is Corrupt. Large states may come later."""
-    root = read_state_root(blobs.get(name.snapshot))
-    walk = _TreeWalk(root.index_root, root.item_count, progress, chunks_too=chunks_too)
-    fetch([root.index_root], walk.below)
-    for start in range(0, len(walk.large), _LARGE_ITEMS):
-        some = walk.large[start : start + _LARGE_ITEMS]
-        fetch([cid for cids in some for cid in cids])
-        states = (pb.ItemState.FromString(b"".join(blobs.get(cid) for cid in cids)) for cids in some)
-        fetch([Cid(cid) for state in states for cid in state.state_cids])
-
-
-class _TreeWalk:
-    """What each node of an item tree leads to, while its siblings are still on their way.
-
-    Of pages nothing is read but the names of chunks: whether they stand where they belong is asked once, by who reads
-    their items. So a download costs by the blob, not by the item.
-    """
-
-    def __init__(self, top: Cid, count: int, progress: Progress, *, chunks_too: bool) -> None:
-        self._expected: dict[Cid, tuple[str, TreeTop | None]] = {top: ("", None)}
-        self._total, self._progress, self._chunks_too = count, progress, chunks_too
-        self._done = 0
-        self.large: list[list[Cid]] = []
-        """The chunks of items that are too large for their page: what such an item leads to is known once it is here."""
-
-    def below(self, cid: Cid, data: bytes) -> list[Cid]:
-        place = self._expected.pop(cid, None)
-        if place is None:
-            return []  # a chunk
-        path, top = place
-        if top is not None and top.size == len(data) and _CHUNK_HEAD not in data:
-            self._told(top.count)  # a page of small items: an index node is shorter than what it stands for
-            return []
-        node = _node(data, path, top)
-        if isinstance(node, IndexNode):
-            self._expected.update((branch.cid, (path + label, branch)) for label, branch in node.branches)
-            return [branch.cid for _, branch in node.branches]
-        self._told(node.count)
-        if not self._chunks_too:
-            return []
-        self.large += [large_item_cids(entry.data) for entry in node.entries if entry.large]
-        states = (pb.ItemState.FromString(entry.data) for entry in node.entries if not entry.large)
-        return [Cid(chunk) for state in states for chunk in state.state_cids]
-
-    def _told(self, items: int) -> None:
-        self._done += items
-        self._progress(self._done, self._total)
-
-
-def _node(data: bytes, path: str, top: TreeTop | None) -> Page | IndexNode:
-    try:
-        node = parse_node(data, path)
-    except MalformedNode as error:
-        raise Corrupt(f"a node of the epoch's tree at {path!r} is malformed: {error}") from None
-    if top is not None and (node.count, node.size) != (top.count, top.size):
-        raise Corrupt(f"a node of the epoch's tree at {path!r} has {node.count} items, its parent promised {top.count}")
-    return node
+# what is read before the rest is here
 
 
 class _Toward:
@@ -252,29 +160,6 @@ def bootstrap(party: "Party", epoch: Epoch, fetch: Fetch, progress: Progress = l
         if base.root.party != runtime.party:
             raise Corrupt(f"epoch {name.number} names the state of another party")
         return Outcome(name.number, leave_branch(party, epoch, base, stand_on), fetching_s)
-
-
-def keep_placements(base: BaseEpoch, blobs: "BlobStore") -> None:
-    """Check a fetched epoch, and keep its placement tree, so that others can be given views of it.
-
-    The tree is made from the items, which takes no fetching and shows whether the epoch's index is theirs.
-    """
-    made = check_items(base.reader, base.root.placements)
-    blobs.put_many({cid: made[cid] for cid in blobs.missing(made)})
-
-
-def stand_on(runtime: "PartyRuntime", base: BaseEpoch) -> str:
-    """Install a fetched epoch, unless this peer has processed it all meanwhile."""
-    processor = runtime.processor
-    if covers(processor, base):
-        runtime.follower.review()
-        return "it was processed here already"
-    runtime.flush()
-    install(processor, base, frozenset(runtime.declared))
-    runtime.source.checkpointed()
-    runtime.source.touched(processor.state.changed)
-    runtime.checkpoint()
-    return "its items were fetched"
 
 
 def release(party: "Party") -> None:
@@ -394,16 +279,32 @@ class Bootstraps:
         """Parties that started from a control state, and have not looked for their epoch since."""
         self.refused: dict[tuple[PartyKey, Cid], str] = {}
         """Evidence that was not believed, and why: it is not looked at again."""
+        self._mends: dict[PartyKey, None] = {}
+        """Parties whose base may have lost blobs."""
+        self._mending = threading.Lock()
+        self._tried: dict[PartyKey, int] = {}
+        """The newest epoch that could not be had in its place."""
+        self._timer: asyncio.TimerHandle | None = None
+        self.mending: dict[PartyKey, str] = {}
+        """How far it is with those that have, in words."""
 
     def watch(self, party: "Party") -> None:
         """Follow a party that waits for its epoch."""
         processor = party.runtime.processor
         processor.on_processed.append(lambda moved: self.consider(party))
+        processor.on_damage.append(lambda: self._start(party.key, mend=True))
+        if processor.blobs is not None:
+            processor.blobs.on_broken = lambda: self._start(party.key, mend=True)
         self.consider(party)
+        if processor.damage is not None or truncated(processor):
+            self._start(party.key, mend=True)
 
     def consider(self, party: "Party") -> None:
         """Called under the peer's lock, whenever control may have moved."""
         runtime = party.runtime
+        if runtime.processor.closed:
+            self._consider_newer(party)
+            return
         if not runtime.closed and not runtime.data_held and pinned_elsewhere(runtime) is not None:
             self._start(party.key)
         if runtime.closed or not (runtime.data_held or party.key in self._risen) or not control_settled(party):
@@ -429,6 +330,9 @@ class Bootstraps:
             return
         if standing_of(runtime) in (REMOVED, REVOKED):
             return  # nobody gives it any more; what it has it keeps
+        if runtime.processor.closed:
+            self._start(party.key, mend=True)
+            return
         epoch = believable(runtime)
         if epoch is not None and (runtime.processor.base is None or runtime.processor.base.name.number < epoch.number):
             self._start(party.key)
@@ -476,9 +380,23 @@ class Bootstraps:
         if thread is not None:
             thread.join()
 
-    def _start(self, party: PartyKey) -> None:
+    def _consider_newer(self, party: "Party") -> None:
+        """Control moved, and the base is lost: is there a newer epoch than those that were tried?"""
+        self._risen.discard(party.key)
+        newest = believable(party.runtime) if control_settled(party) else None
+        if newest is not None and newest.number > self._tried.get(party.key, newest.number):
+            self._start(party.key, mend=True)
+
+    def met(self, _: object = None) -> None:
+        """A member is connected: it may have what is lost here."""
+        with self._peer.lock:
+            hurt = [each.key for each in self._peer.held_parties() if each.runtime.processor.damage is not None]
+        for party in hurt:
+            self._start(party, mend=True)
+
+    def _start(self, party: PartyKey, *, mend: bool = False) -> None:
         with self._lock:
-            self._due[party] = None
+            (self._mends if mend else self._due)[party] = None
             if self._thread is None and not self._closing.is_set():
                 self._thread = threading.Thread(target=self._run, name="echostore-bootstrap", daemon=True)
                 self._thread.start()
@@ -486,22 +404,29 @@ class Bootstraps:
     def _run(self) -> None:
         while True:
             with self._lock:
-                if not self._due or self._closing.is_set():
+                if not (self._due or self._mends) or self._closing.is_set():
                     self._thread = None
                     return
-                key = next(iter(self._due))
+                key = next(iter(self._due or self._mends))
+                mending = key not in self._due
+                self._mends.pop(key, None)
             risen: Party | None = None
             try:
-                party = self._peer.party(key)
-                if self._rise(party):
+                party = self._peer.held(key)
+                if mending:
+                    self.mend(party)
+                elif self._rise(party):
                     risen = party
+                elif party.runtime.processor.closed:
+                    self.mend(party)
                 else:
                     self._one(party)
             except EchoError as error:
                 _log.warning("a party could not start from its epoch", extra={"party": key.hex(), "why": str(error)})
             finally:
-                with self._lock:
-                    self._due.pop(key, None)
+                if not mending:
+                    with self._lock:
+                        self._due.pop(key, None)
             if risen is not None:  # the epoch is looked for once what follows the state is here, which may be so by now
                 with self._peer.lock:
                     self.consider(risen)
@@ -525,6 +450,72 @@ class Bootstraps:
         self.outcomes[party.key] = outcome
         _log.info("a party starts from an epoch", extra={"party": party.key.hex(), "epoch": epoch.number})
         release(party)
+
+    def mend(self, party: "Party") -> str:
+        """Get back what is lost of a party's base, or a newer epoch; says why not, where it can't be had now."""
+        with self._mending:
+            look(party)
+            damage = party.runtime.processor.damage
+            fetch = self.fetching(party.key, patience_s=PATIENCE_S)
+            why = "" if damage is None else self._made_whole(party, damage, fetch)
+            if why:
+                self.mending[party.key] = why
+                _log.warning("what is lost of an epoch could not be had", extra={"party": party.key.hex(), "why": why})
+                self._network.soon(self._again_later)
+                return why
+            self.mending.pop(party.key, None)
+            self._tried.pop(party.key, None)
+            if damage is not None:
+                _log.info("a party stands on its epoch again", extra={"party": party.key.hex()})
+                release(party)
+                with party.reading():
+                    self._peer.opener.settle(party)
+                self._network.parties_changed()
+            try:
+                mend_control(party, fetch)
+            except (Unavailable, TimedOut) as error:
+                _log.warning("evidence could not be had", extra={"party": party.key.hex(), "why": str(error)})
+            return ""
+
+    def _again_later(self) -> None:
+        """In the loop: one timer, however many tries were in vain."""
+
+        def again() -> None:
+            self._timer = None
+            self.met()
+
+        if self._timer is None:
+            self._timer = self._network.loop.call_later(MEND_AGAIN_S, again)
+
+    def _made_whole(self, party: "Party", damage: BaseDamage, fetch: Fetch) -> str:
+        """Stand on the base again, or on a newer epoch, as who slept does; else why not."""
+        number = damage.name.number
+        runtime, blobs = party.runtime, party.runtime.blobs
+        if blobs is None or not runtime.writable:
+            return "the party is open read-only"
+        if not self._network.node.links and holes(damage.name, blobs):
+            return "no member is connected"
+
+        def progress(done: int, total: int) -> None:
+            self.mending[party.key] = f"it is being fetched: {done:,} of {total:,} items of epoch {number} are here"
+
+        self.mending[party.key] = "it is being fetched"
+        try:
+            mend(party, damage.name, fetch, progress)
+            self.outcomes[party.key] = Outcome(number, "what was lost of it was fetched again")
+            return ""
+        except (Unavailable, TimedOut, NotFound, Corrupt) as error:
+            why = f"epoch {number} could not be had from those who are connected: {error}"
+        with party.reading():
+            newer = believable(runtime) if control_settled(party) else None
+        self._tried[party.key] = newer.number if newer is not None else number
+        if newer is None or newer.number <= number:
+            return why
+        try:
+            self.outcomes[party.key] = bootstrap(party, newer, anew(fetch, blobs))
+            return ""
+        except (Unavailable, TimedOut, NotFound, Corrupt) as error:
+            return f"{why}; nor could epoch {newer.number}: {error}"
 
     def _rise(self, party: "Party") -> bool:
         """Look at the evidence for control states; whether that was all there was to do."""

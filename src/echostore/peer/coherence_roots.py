@@ -144,7 +144,7 @@ class RootLines:
             return True
         try:
             with self._peer.lock:
-                feeds = self._peer.party(party).runtime.processor.admission.feeds
+                feeds = self._peer.held(party).runtime.processor.admission.feeds
         except EchoError:  # closed here meanwhile: whoever asks for it is told by the channel
             return False
         own = [each.feed for each in feeds if each.device == device and each.kind is FeedKind.DATA]

@@ -57,7 +57,7 @@ def contacts(peer: "Peer", network: "Network | None") -> list[SharedContact]:
         if known.state is PartyState.CLOSED or known.local or known.child_of is not None:
             continue
         try:
-            party = peer.party(known.key)
+            party = peer.held(known.key)
             members = party.members.all()
         except EchoError:  # damaged: `status` and `doctor` say so
             continue

@@ -73,6 +73,34 @@ def kept_blobs(processor: "PartyProcessor", blobs: "BlobStore") -> list[Cid]:
     return [*as_blobs(data), name, *(chunks_named(name, blobs.get(name)) if blobs.has(name) else [])]
 
 
+def mend_floor(processor: "PartyProcessor", blobs: "BlobStore") -> Cid | None:
+    """Put back what newcomers are given, where it was lost: the FeedStore has the state, the tail has the evidence.
+
+    Returns the CID of evidence that has to come from others.
+    """
+    feeds = processor.feeds
+    data, evidence = feeds.about(FLOOR_KEY), feeds.about(EVIDENCE_KEY)
+    if not data or not evidence:
+        return None
+    blobs.drop_damaged(kept_blobs(processor, blobs))
+    state = as_blobs(data)
+    blobs.put_many({cid: state[cid] for cid in blobs.missing(state)})
+    if not blobs.missing(kept_blobs(processor, blobs)):
+        return None
+    fold_whole(processor)
+    named = [
+        each for each in processor.membership.machine.epoch_tally(None).chain if each.genesis.control == name_of(data)
+    ]
+    try:
+        made = _evidence_for(processor, named[0]) if named else b""
+        believed(read_evidence(made, processor.party), data, processor.party)
+    except (Corrupt, NotFound):
+        return Cid(evidence)
+    blobs.put_many(as_blobs(made))
+    feeds.set_about({EVIDENCE_KEY: name_of(made)})
+    return None
+
+
 # truncating
 
 

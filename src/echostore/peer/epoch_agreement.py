@@ -177,7 +177,7 @@ class Agreement:
     def _owner(self) -> "Party":
         """The party whose control feeds speak of this one's epochs."""
         parent = self._party.runtime.processor.parent
-        return self._party if parent is None else self._party.peer.party(parent.party)
+        return self._party if parent is None else self._party.peer.held(parent.party)
 
     @property
     def _states(self) -> EpochStates:

@@ -105,7 +105,7 @@ class FoldProcessor(PartyProcessor):
             self.state.start_over(self.base.moves)
             for cursor in base_cursors(self.base):
                 self.follow(cursor)
-        self._follow_data()
+        self.follow_data()
         self.advance(list(self.orderer.cursors))
 
     def _take_data(self, delivery: Delivery) -> None:

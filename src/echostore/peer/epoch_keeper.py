@@ -112,6 +112,8 @@ class EpochKeeper:
                 if party.runtime.closed:
                     self._watches.pop(party.key, None)
                     continue
+                if party.runtime.processor.damage is not None:
+                    continue  # what it stands on is being fetched
                 try:
                     judged = Epochs(party).review()
                     self._go_on(party)

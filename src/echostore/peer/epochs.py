@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from echostore.kernel.errors import Corrupt, NotFound, Refused, UsageError
+from echostore.kernel.errors import Corrupt, NotFound, Refused, TimedOut, UsageError
 from echostore.kernel.ids import Cid, IdentityKey
 from echostore.kernel.party.credentials import ChildParty, EpochDispute, EpochGenesis, TimeframeEntry
 from echostore.kernel.party.epoch_chain import Epoch, Tally, follows
@@ -106,6 +106,7 @@ class Epochs:
         """Delete the blocks and blobs that an agreed epoch stands for, or tell what would go."""
         from echostore.peer.epoch_gc import plan_gc, run_gc
 
+        self._check_whole()
         return plan_gc(self._party) if dry_run else run_gc(self._party)
 
     def fetch(self, number: int, *, address: str | None = None) -> "Fetched":
@@ -115,6 +116,9 @@ class Epochs:
         party, peer = self._party, self._party.peer
         if address is not None:
             peer.connect(address)
+        damage = party.runtime.processor.damage
+        if damage is not None and damage.name.number == number:
+            return self._mended(number)
         came = 0
 
         def get(cids: list[Cid], follow: "Follow | None" = None) -> None:
@@ -125,6 +129,32 @@ class Epochs:
 
         base = fetch_epoch(party, number, get)
         return Fetched(number, base.root.item_count, came)
+
+    def _mended(self, number: int) -> "Fetched":
+        """Fetch what is lost of the epoch that this peer stands on, and stand on it again."""
+        from echostore.peer.bootstrap import Fetched
+
+        party, peer = self._party, self._party.peer
+        blobs = party.runtime.blobs
+        assert blobs is not None
+        before = sum(1 for _ in blobs.list()) if not blobs.broken else 0
+        why = peer.network.bootstraps.mend(party)
+        if why:
+            raise TimedOut(
+                why,
+                unchanged="What came is kept; the next try goes on from there.",
+                next_step="Connect to a member that has it, with --from HOST:PORT.",
+            )
+        with party.reading() as runtime:
+            base = runtime.processor.base
+            assert base is not None
+            return Fetched(base.name.number, base.root.item_count, max(0, sum(1 for _ in blobs.list()) - before))
+
+    def _check_whole(self) -> None:
+        """Nothing is declared or deleted while what the party stands on is lost here."""
+        damage = self._party.runtime.processor.damage
+        if damage is not None:
+            raise damage.error()
 
     @property
     def _identity(self) -> IdentityKey:
@@ -262,6 +292,7 @@ class Epochs:
         texts and lists up to then; once an epoch did, later ones do too, by no earlier time.
         """
         with self._party.writing() as runtime:
+            self._check_whole()
             retire_silent(self._party)
             known = self.tally.view(self._identity)
             discard = max(discard_before_ms or 0, known[-1].genesis.discard_before_ms if known else 0)
@@ -314,6 +345,7 @@ class Epochs:
         """
         party = self._party
         with party.writing() as runtime:
+            self._check_whole()
             runtime.flush()
             self._store(runtime, blobs)
             root = read_state_root(self._blob(cid))
@@ -404,7 +436,7 @@ class Epochs:
     def _owner(self) -> "Party":
         """The party whose control feeds speak of this one's epochs."""
         parent = self._party.runtime.processor.parent
-        return self._party if parent is None else self._party.peer.party(parent.party)
+        return self._party if parent is None else self._party.peer.held(parent.party)
 
     def _control_timeframe(self) -> tuple[TimeframeEntry, ...]:
         processor = self._party.runtime.processor
@@ -425,7 +457,7 @@ class Epochs:
         genesis = epoch.genesis
         try:
             items: int | None = read_state_root(self._blob(genesis.snapshot)).item_count
-        except (NotFound, OldEncoding):
+        except (NotFound, Corrupt, OldEncoding):
             items = None
         return EpochView(
             number=genesis.number,

@@ -22,7 +22,8 @@ from echostore.kernel.values import Path, Value, timestamp_us
 from echostore.peer.anchors import Anchor
 from echostore.peer.base_following import open_epoch
 from echostore.peer.control_standing import fold_whole, no_epoch
-from echostore.peer.processor import Delivered, PartyProcessor
+from echostore.peer.delivered import Delivered
+from echostore.peer.processor import PartyProcessor
 from echostore.peer.runtime import PartyRuntime
 from echostore.wire.base_epoch import BaseEpoch
 from echostore.wire.messages import decode_envelope

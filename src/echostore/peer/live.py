@@ -10,8 +10,8 @@ from echostore.kernel.query.source import Source
 from echostore.peer.items import Item
 
 if TYPE_CHECKING:
+    from echostore.peer.delivered import Delivered
     from echostore.peer.party import Party
-    from echostore.peer.processor import Delivered
 
 _log = logging.getLogger("echostore")
 

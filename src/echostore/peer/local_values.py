@@ -40,7 +40,7 @@ _RECORDS: Final = {
     "echostore.peer.identity": ("JoinRequest", "Welcome"),
     "echostore.peer.inviting": ("Issued",),
     "echostore.peer.network": ("Connected", "Seen"),
-    "echostore.peer.processor": ("Delivered",),
+    "echostore.peer.delivered": ("Delivered",),
     "echostore.peer.progress": ("PartyProgress",),
     "echostore.peer.published_models": ("PublishedModel",),
     "echostore.peer.quotas": ("IntakeStatus",),

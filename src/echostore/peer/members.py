@@ -284,7 +284,7 @@ class Members:
                 return {
                     feed_id(held.key): (held.length, held.last_link if held.length else b"") for held in feeds.feeds()
                 }
-        party = self._party if known is None else peer.party(known.key)
+        party = self._party if known is None else peer.held(known.key)
         cursors = party.runtime.processor.orderer.cursors
         return {
             feed: (cursor.length, cursor.link if cursor.length else b"")

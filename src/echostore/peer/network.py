@@ -98,6 +98,7 @@ class Network:
         self.blobs = BlobExchange(self.node, self)
         self.node.blobs = self.blobs
         self.bootstraps = Bootstraps(peer, self)
+        self.node.on_member.append(self.bootstraps.met)
         self._loop = asyncio.new_event_loop()
         self.lan: LanDiscovery | None = None
         self._closed = False
@@ -222,7 +223,7 @@ class Network:
 
     def progress(self, party: PartyKey) -> PartyProgress:
         """How far a party has come here, of what anyone has announced."""
-        return party_progress(self._peer.opened(party) or self._peer.party(party))
+        return party_progress(self._peer.opened(party) or self._peer.held(party))
 
     def set_flow(self, device: bytes, flow: str) -> None:
         """What may flow between this peer and a device: both, up (only from here) or down (only to here)."""
@@ -327,13 +328,13 @@ class Network:
             for known in self._peer.parties():
                 if known.state in (PartyState.ACTIVE, PartyState.PAUSED) and not known.local:
                     with contextlib.suppress(EchoError):  # damaged: `status` and `doctor` say so
-                        self._watch(self._peer.party(known.key))
+                        self._watch(self._peer.held(known.key))
                         found.append(known.key)
             return found
 
     def standing(self, party: PartyKey, device: DeviceKey) -> Standing:
         with self._peer.lock:
-            machine = self._peer.party(party).runtime.processor.membership.machine
+            machine = self._peer.held(party).runtime.processor.membership.machine
             roles = {member.identity: member.role for member in machine.members}
             entries = [entry for entry in machine.devices if entry.device == device]
         if not entries:
@@ -346,7 +347,7 @@ class Network:
 
     def departure(self, party: PartyKey, device: DeviceKey) -> list[FeedTip]:
         with self._peer.lock:
-            processor = self._peer.party(party).runtime.processor
+            processor = self._peer.held(party).runtime.processor
             if processor.parent is not None:
                 return []  # a child party has no control feeds: its parent tells
             feeds, found = processor.feeds, []
@@ -364,7 +365,7 @@ class Network:
 
     def departure_blobs(self, party: PartyKey) -> Sequence[Cid]:
         with self._peer.lock:
-            runtime = self._peer.party(party).runtime
+            runtime = self._peer.held(party).runtime
             return [] if runtime.blobs is None else kept_blobs(runtime.processor, runtime.blobs)
 
     def flow(self, device: DeviceKey) -> Flow:
@@ -376,7 +377,7 @@ class Network:
     def _open(self, party: PartyKey) -> "Party":
         """A party of a channel; Closed when it was closed or forgotten here meanwhile."""
         try:
-            return self._peer.party(party)
+            return self._peer.held(party)
         except (NotFound, Refused):
             raise Closed("the party was closed here") from None
 

@@ -33,6 +33,7 @@ from echostore.peer.identity import JoinRequest, Welcome
 from echostore.peer.party import Party
 from echostore.peer.processor import PartyProcessor
 from echostore.peer.runtime import PartyRuntime
+from echostore.store.blob_salvage import open_blobs
 from echostore.store.blob_store import BlobStore
 from echostore.store.damage_mark import discard, is_marked
 from echostore.store.feed_store import FeedStore
@@ -235,7 +236,7 @@ class PartyOpener:
         if not path.exists():  # before a writer makes an empty one
             raise _feeds_gone(known, path)
         if known.child_of is not None:
-            parent = peer.party(known.child_of)
+            parent = peer.held(known.child_of)
             runtime = self._runtime(known, parent=parent)
         else:
             runtime = self._runtime(known)
@@ -254,12 +255,18 @@ class PartyOpener:
                     runtime.adopt(CONTROL, own[0])
                 runtime.adopt(DATA, own[1])
         party = self._party(known, runtime)
-        if not peer.read_only and not runtime.processor.paused:
+        if runtime.processor.damage is None:
+            self.settle(party)
+        return party
+
+    def settle(self, party: Party) -> None:
+        """What is done for a party once its state is here: at opening, or when a lost base has come back."""
+        runtime = party.runtime
+        if not self._peer.read_only and not runtime.processor.paused:
             party.report_forks()
             runtime.reissues.look()
             runtime.follower.review()
             self.rebase(party)
-        return party
 
     def rebase(self, party: Party) -> None:
         """Where this device's feed was retired while it was away or silent, go on with a new one."""
@@ -278,7 +285,7 @@ class PartyOpener:
         """Go on with a new data feed of this device, which the device admits itself in its control feed."""
         runtime, peer = party.runtime, self._peer
         parent = runtime.processor.parent
-        owner = party if parent is None else peer.party(parent.party)  # whose control feed speaks for it
+        owner = party if parent is None else peer.held(parent.party)  # whose control feed speaks for it
         data = SigningKey.generate()
         peer.keep_feed_keys(party.key, [data])
         identity = self.identity_in(owner)
@@ -305,7 +312,7 @@ class PartyOpener:
         runtime.feeds.add_feed(FeedKey(data.public), "data", own=True)
         runtime.adopt(DATA, data)
         if known.child_of is not None:
-            parent = peer.party(known.child_of)
+            parent = peer.held(known.child_of)
             admit = self._admit_feed(
                 parent.key, data, FeedKind.DATA, identity=self.identity_in(parent), child=known.key
             )
@@ -352,7 +359,7 @@ class PartyOpener:
 
     def folded_anew(self, known: KnownParty) -> Party:
         """A party as its feeds alone give it, in memory and read-only: to compare the stored items with."""
-        parent = None if known.child_of is None else self._peer.party(known.child_of)
+        parent = None if known.child_of is None else self._peer.held(known.child_of)
         return self._party(known, self._runtime(known, parent=parent, stored_items=False))
 
     def _runtime(self, known: KnownParty, *, parent: Party | None = None, stored_items: bool = True) -> PartyRuntime:
@@ -364,15 +371,15 @@ class PartyOpener:
         blobs: BlobStore | None = None
         try:
             items = self._open_items(known) if stored_items else None
-            blobs = BlobStore(folder.blobs, writable=writable) if writable or folder.blobs.exists() else None
+            blobs = open_blobs(folder.blobs) if writable else _readable_blobs(folder.blobs)
             try:
-                processor = self._processor(known, feeds, items, blobs, parent)
+                processor = self._processor(known, feeds, items, blobs, parent, mendable=stored_items)
             except Corrupt as error:
                 if items is None or not items.damaged:
                     raise
                 items.close()
                 items = self._items_anew(known, error)
-                processor = self._processor(known, feeds, items, blobs, parent)
+                processor = self._processor(known, feeds, items, blobs, parent, mendable=stored_items)
             if processor.items is None and items is not None:
                 items.close()
                 items = None
@@ -395,10 +402,13 @@ class PartyOpener:
         items: ItemStore | None,
         blobs: BlobStore | None,
         parent: Party | None,
+        *,
+        mendable: bool,
     ) -> PartyProcessor:
-        above = parent.runtime.processor if parent else None
-        processor: PartyProcessor | None = None
-        try:
+        """A processor that is open. Where pages are lost that opening needs, the base is given up until it is back."""
+        given_up = ""
+        while True:
+            above = parent.runtime.processor if parent else None
             processor = PartyProcessor(
                 known.key,
                 feeds=feeds,
@@ -408,12 +418,19 @@ class PartyOpener:
                 parent=above,
                 limit=self._limit(known),
             )
-            processor.open()
-            return processor
-        except BaseException:
-            if above is not None and processor in above.children:
-                above.children.remove(processor)
-            raise
+            try:
+                processor.stand(given_up=given_up, mendable=mendable)
+                if not processor.closed:
+                    processor.begin()
+                return processor
+            except BaseException as error:
+                if above is not None and processor in above.children:
+                    above.children.remove(processor)
+                if not isinstance(error, Corrupt) or processor.damage is None or processor.closed or given_up:
+                    raise
+                if items is not None and items.damaged:
+                    raise
+                given_up = error.what
 
     def pause(self, party: Party) -> None:
         """Remember, durably, how far a party was processed, and process no further."""
@@ -508,6 +525,15 @@ class PartyOpener:
         """The admission of an own feed, with the feed's consent."""
         admit = FeedAdmit(FeedKey(key.public), kind, identity, self._peer.myself.device, child)
         return with_feed_proof(admit, party, key)
+
+
+def _readable_blobs(path: Path) -> BlobStore | None:
+    """The blobs for a reader; none where they can't be read, which is damage only if the party stands on them."""
+    try:
+        return BlobStore(path, writable=False) if path.exists() else None
+    except Corrupt as error:
+        _log.warning("%s", error.what)
+        return None
 
 
 def _feeds_gone(known: KnownParty, path: Path) -> Corrupt:

@@ -251,7 +251,7 @@ class OwnDevices:
         for known in self._peer.parties():
             if known.state in (PartyState.ACTIVE, PartyState.PAUSED) and not known.local and known.child_of is None:
                 try:
-                    found.append(self._peer.party(known.key))
+                    found.append(self._peer.held(known.key))
                 except EchoError as error:  # damaged: `status` and `doctor` say so
                     log.info("a party is left out", extra={"party": known.key.hex(), "why": error.what})
         return found
@@ -284,7 +284,7 @@ class OwnDevices:
         done = set()
         for key in self._unsettled:
             try:
-                party = self._peer.party(key)
+                party = self._peer.held(key)
                 if self._peer.opener.admit_itself(party):
                     done.add(key)
                     self._network.bootstraps.consider(party)  # an own block moves nothing that it hears of
@@ -328,7 +328,7 @@ def check_identity_unused(peer: "Peer") -> None:
     used = [known for known in peer.meta.parties(forgotten=True) if not known.local]
     for known in peer.parties():
         if known.local and known.state is not PartyState.CLOSED:
-            members = peer.party(known.key).members.all()
+            members = peer.held(known.key).members.all()
             used += [known] if any(member.identity == peer.identity for member in members) else []
     if used:
         raise Refused(

@@ -68,7 +68,7 @@ def leave_branch(
         return stand_on(runtime, base)
     kept = _operations(runtime, own.feed, end)
     parent = runtime.processor.parent
-    owner = party if parent is None else party.peer.party(parent.party)
+    owner = party if parent is None else party.peer.held(parent.party)
     owner.members.issue_claim(FeedRetire(own.cursor.key, end))
     why = stand_on(runtime, base)
     done = write_again(party, own.feed, kept)
@@ -85,7 +85,7 @@ def _resting(runtime: "PartyRuntime", base: BaseEpoch, cuts: dict[FeedId, FeedCu
     """The first own message above the epoch that nobody takes without the branch which was not chosen."""
     own = runtime.data
     assert own is not None
-    for seq in range(base.length(own.feed), own.cursor.length):
+    for seq in range(base.length(own.feed), runtime.feeds.length(own.cursor.key)):
         for dependency in runtime.processor.envelope(own.feed, seq).dependencies:
             cut = cuts.get(dependency.feed)
             if cut is not None and dependency.depth > cut.depth - (cut.length - 1 - dependency.seq):
@@ -98,4 +98,6 @@ def _resting(runtime: "PartyRuntime", base: BaseEpoch, cuts: dict[FeedId, FeedCu
 def _operations(runtime: "PartyRuntime", feed: FeedId, start: int) -> list[tuple[int, list[ItemOperation]]]:
     own = runtime.data
     assert own is not None
-    return [(seq, runtime.processor.operations_at(feed, seq)) for seq in range(start, own.cursor.length)]
+    return [
+        (seq, runtime.processor.operations_at(feed, seq)) for seq in range(start, runtime.feeds.length(own.cursor.key))
+    ]

@@ -2,10 +2,10 @@
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from echostore.kernel.errors import Closed, NotFound, Refused, UsageError
+from echostore.kernel.errors import Closed, Corrupt, NotFound, Refused, UsageError
 from echostore.kernel.ids import ITEM_ID_BYTES, KEY_BYTES, SYSTEM_TYPE, ItemId, PartyKey, item_from_text, item_text
 from echostore.kernel.items.operations import GENESIS, METADATA, ItemOperation, Reject
 from echostore.kernel.items.record import NAME_KEY, Genesis, ItemRecord
@@ -78,9 +78,9 @@ class Party(CapabilityIssuing):
     @property
     def title(self) -> str:
         """The title as the members set it; before they did, the one given at creation."""
-        system = self.system_item
-        if system is not None:
-            value = system.get("title")
+        with suppress(Corrupt):  # of a page that is lost, which the status says
+            system = self.system_item
+            value = system.get("title") if system is not None else None
             if isinstance(value, str):
                 return value
         return self._title

@@ -241,9 +241,20 @@ class Peer:
     def party(self, which: PartyKey | str) -> Party:
         """An open party by key, unique prefix of its key in hex, or `@title`."""
         with self.lock:
+            party = self.held(which)
+            damage = party.runtime.processor.damage
+            if damage is not None and damage.closed:
+                raise damage.error()
+            return party
+
+    def held(self, which: PartyKey | str) -> Party:
+        """A party like `party`, also while it has no state: what it stands on is lost here, and has to be fetched."""
+        with self.lock:
             self._check_open()
             key = self._party_key(which)
             party = self._parties.get(key)
+            if party is not None and self.read_only and party.runtime.processor.closed:
+                self._let_go(key)  # the process that writes may have it by now
             if party is None or party.runtime.closed:
                 known = self.meta.party(key)
                 if known.state is PartyState.CLOSED:
@@ -287,6 +298,10 @@ class Peer:
         return party if party is not None and not party.runtime.closed else None
 
     def open_parties(self) -> list[Party]:
+        """Those that can be read: not those of which so much is lost that they wait for it."""
+        return [party for party in self.held_parties() if not party.runtime.processor.closed]
+
+    def held_parties(self) -> list[Party]:
         return [party for party in self._parties.values() if not party.runtime.closed]
 
     def resolve(self, locator: str) -> Any:
@@ -338,11 +353,11 @@ class Peer:
         """The epochs of a party."""
         from echostore.peer.epochs import Epochs
 
-        return Epochs(self.party(which))
+        return Epochs(self.held(which))
 
     def sync_port(self, party: PartyKey) -> PartySyncPort:
         """One party as replication sees it."""
-        return self.party(party).sync_port
+        return self.held(party).sync_port
 
     # on the network
 
@@ -491,7 +506,7 @@ class Peer:
     def flush(self) -> None:
         """Make all writes of all parties durable. One that fails stops no other; the first failure is raised."""
         with self.lock:
-            _each([party.runtime.flush for party in self.open_parties() if party.runtime.writable])
+            _each([party.runtime.flush for party in self.held_parties() if party.runtime.writable])
 
     def _written(self) -> None:
         if not self._background or self._due.is_set():
@@ -511,7 +526,7 @@ class Peer:
             with self.lock:
                 if self.closed:
                     return
-                for party in self.open_parties():
+                for party in self.held_parties():
                     runtime = party.runtime
                     # A failed store shows itself to the next writer; this thread only stops asking.
                     if runtime.failure is None and not runtime.in_batch and runtime.writable:

@@ -81,6 +81,24 @@ def cursor_at(key: FeedKey, kind: str, cut: FeedCut | None) -> FeedCursor:
     return FeedCursor(key, kind, length=cut.length, link=cut.link, depth=cut.depth, asserted=asserted)
 
 
+def mirror_control(mine: Orderer, parents: Orderer) -> set[FeedId]:
+    """Let the control cursors of a child party stand where those of its parent do; returns which have moved."""
+    moved = set()
+    for feed, cursor in parents.cursors.items():
+        if cursor.kind != CONTROL:
+            continue
+        mirror = mine.cursors.get(feed)
+        if mirror is None:
+            mirror = FeedCursor(cursor.key, CONTROL)
+            mine.add(mirror)
+        if mirror.length != cursor.length:
+            moved.add(feed)
+        mirror.length = mirror.held = cursor.length
+        mirror.link, mirror.depth = cursor.link, cursor.depth
+        mirror.marks_start, mirror.marks = cursor.marks_start, cursor.marks
+    return moved
+
+
 def order_cuts(base: BaseEpoch | None, floor: Mapping[FeedId, FeedCut]) -> dict[FeedId, Cut]:
     """Where the base ends, or where control feeds begin, if that is later."""
     found = base.order_cuts if base is not None else {}

@@ -11,7 +11,7 @@ One processor belongs to one thread at a time: `Peer` holds the lock. It starts 
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from echostore.kernel.errors import Corrupt
 from echostore.kernel.ids import (
@@ -36,10 +36,19 @@ from echostore.kernel.party.credentials import FeedKind, Role
 from echostore.kernel.reasons import Reason
 from echostore.kernel.timeframe import Dependency, Timeframe
 from echostore.peer.anchors import Anchor
+from echostore.peer.base_damage import BaseDamage, watched_blobs
 from echostore.peer.base_standing import stand_on_stored, start_from_base, take_checkpoint
 from echostore.peer.checkpoints import load_moves, load_record
 from echostore.peer.control_standing import follow_control, heed_late
-from echostore.peer.positions import control_timeframe, cursor_at, data_timeframe, dependencies, order_cuts
+from echostore.peer.delivered import Delivered
+from echostore.peer.positions import (
+    control_timeframe,
+    cursor_at,
+    data_timeframe,
+    dependencies,
+    mirror_control,
+    order_cuts,
+)
 from echostore.peer.reading import BlockReader
 from echostore.peer.refolding import refold, refold_found, refold_moved
 from echostore.peer.rejections import listed_rejects
@@ -53,19 +62,6 @@ from echostore.wire.epochs import FeedCut
 from echostore.wire.messages import decode_envelope, decode_operations
 
 READER_ROLES = frozenset({Role.READER})
-
-
-@dataclass(frozen=True, slots=True)
-class Delivered:
-    """A data message that entered the state, as streams show it."""
-
-    feed: FeedId
-    seq: int
-    link: Link
-    depth: int
-    time_ms: int
-    operations: tuple[ItemOperation, ...]
-    writer: WriterRole
 
 
 @dataclass(slots=True)
@@ -82,13 +78,6 @@ class Counters:
 
 
 Listener = Callable[[set[ItemId], list[Delivered]], None]
-
-
-@dataclass(slots=True)
-class _Pending:
-    """What a run has collected for its listeners."""
-
-    delivered: list[Delivered] = field(default_factory=list)
 
 
 class PartyProcessor:
@@ -111,9 +100,13 @@ class PartyProcessor:
         self.factory = factory
         self.blobs = blobs
         if items is not None and blobs is not None:
-            items.read_pages_with(blobs.get)
+            items.read_pages_with(watched_blobs(self))
         self.base: BaseEpoch | None = None
         """The epoch that the state is folded from; None: from the beginning."""
+        self.damage: BaseDamage | None = None
+        """What is lost of that epoch, if anything is."""
+        self.on_damage: list[Callable[[], None]] = []
+        """Told when blobs of it are found lost."""
         self.parent = parent
         self.child_key: PartyKey | None = party if parent is not None else None
         """By which key the parent's control feeds speak of this party; None: it has control feeds of its own."""
@@ -151,20 +144,36 @@ class PartyProcessor:
         self.after_finish: Callable[[], None] = lambda: None
         self.before_refold: Callable[[], None] = lambda: None
         """Makes this device's own open writes readable from the store."""
-        self._pending = _Pending()
+        self._pending: list[Delivered] = []
+        """What a run has collected for its listeners."""
         self.state = self._blank_state()
 
     # opening
 
     def open(self) -> None:
         """Fold control, take the items from the last checkpoint where it fits, and fold the tail."""
-        stand_on_stored(self)
-        self._follow_control()
+        self.stand()
+        self.begin()
+
+    def begin(self) -> None:
+        """Fold the data feeds, from the base that is stood on."""
         if not take_checkpoint(self):
             self.state.start_over(load_moves(self.items) if self.items else ())
             start_from_base(self)
-        self._follow_data()
+        self.follow_data()
         self.advance(list(self.orderer.cursors))
+
+    def stand(self, *, given_up: str = "", mendable: bool = False) -> None:
+        """Take up the base and the control feeds. With `mendable`, a lost base leaves the party `closed`, not refused."""
+        stand_on_stored(self, given_up=given_up)
+        self._follow_control()
+        if self.damage is not None and self.closed and not mendable:
+            raise self.damage.error()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the base is lost, so that there is no state."""
+        return self.damage is not None and self.damage.closed
 
     def _blank_state(self) -> PartyState:
         return PartyState(
@@ -177,7 +186,7 @@ class PartyProcessor:
         )
 
     def _load(self, item: ItemId) -> ItemRecord | None:
-        return load_record(self.items, item, self.factory) if self.items else None
+        return load_record(self.items, item, self.factory) if self.items and not self.closed else None
 
     def _follow_control(self) -> None:
         if self.parent is not None:
@@ -189,26 +198,17 @@ class PartyProcessor:
 
     def _mirror_control(self, parent: "PartyProcessor") -> None:
         """A child party sees its parent's control feeds as far as the parent has processed them, and never reads them."""
-        for feed, cursor in parent.orderer.cursors.items():
-            if cursor.kind != CONTROL:
-                continue
-            mirror = self.orderer.cursors.get(feed)
-            if mirror is None:
-                mirror = FeedCursor(cursor.key, CONTROL)
-                self.orderer.add(mirror)
-            if mirror.length != cursor.length:
-                self._moved.add(feed)
-            mirror.length = mirror.held = cursor.length
-            mirror.link, mirror.depth = cursor.link, cursor.depth
-            mirror.marks_start, mirror.marks = cursor.marks_start, cursor.marks
+        self._moved.update(mirror_control(self.orderer, parent.orderer))
 
     def _lookup(self, cursor: FeedCursor, seq: int) -> Mark:
         if cursor.kind == CONTROL and self.parent is not None:
             return self.parent.orderer.mark(cursor.id, seq)
         return self.reader.lookup(cursor, seq)
 
-    def _follow_data(self) -> None:
-        """Follow every admitted data feed of which something is held."""
+    def follow_data(self) -> None:
+        """Follow every admitted data feed of which something is held; none while the base is lost."""
+        if self.closed:
+            return
         for feed, record in self.admission.by_id.items():
             if record.kind is FeedKind.DATA and feed not in self.orderer.cursors and self.feeds.has_feed(record.feed):
                 self.follow(FeedCursor(record.feed, DATA))
@@ -297,14 +297,14 @@ class PartyProcessor:
         feed = feed_id(key)
         cursor = self.orderer.cursors.get(feed)
         if cursor is None or cursor.key != key:
-            self._follow_data()
+            self.follow_data()
             cursor = self.orderer.cursors.get(feed)
             if cursor is None and self.feeds.feed(key).kind == CONTROL and self.parent is None:
                 cursor = FeedCursor(key, CONTROL)
                 self.follow(cursor)
         if cursor is None:
             return
-        if not self.paused:
+        if not self.paused and not (self.closed and cursor.kind == DATA):
             cursor.held = self.feeds.length(key)
             self.reader.arrived(feed, start, links, payloads)
             self.advance([feed])
@@ -320,7 +320,7 @@ class PartyProcessor:
             if self.feeds.has_feed(cursor.key):
                 cursor.held = self.feeds.length(cursor.key)
                 self.follow_branches(cursor)
-        self._follow_data()
+        self.follow_data()
         self.advance(list(self.orderer.cursors))
 
     def control_moved(self) -> None:
@@ -329,7 +329,7 @@ class PartyProcessor:
         self._mirror_control(self.parent)
         self.advanced.update(feed for feed, cursor in self.orderer.cursors.items() if cursor.kind == CONTROL)
         self._admission_moved()
-        self._follow_data()
+        self.follow_data()
         self.advance(list(self.orderer.cursors))
 
     def fork_stored(self, key: FeedKey) -> None:
@@ -356,7 +356,7 @@ class PartyProcessor:
             todo = []
             if control_moved:
                 self._admission_moved()
-                self._follow_data()
+                self.follow_data()
                 for child in list(self.children):
                     child.control_moved()
                 todo = [feed for feed in self.orderer.cursors if feed not in before]
@@ -376,7 +376,7 @@ class PartyProcessor:
         if self.state.found:
             refold_found(self)
         self._collect_rejects()
-        delivered, self._pending.delivered = self._pending.delivered, []
+        delivered, self._pending = self._pending, []
         changed, self.state.changed = self.state.changed, set()
         if changed or delivered:
             for listener in list(self.listeners):
@@ -431,9 +431,13 @@ class PartyProcessor:
                 self.new_rejects.append(Reject(feed, seq, -1, refusal.reason, refusal.detail))
                 return
         time_ms = body.time_ms
-        self.state.apply(
-            depth=envelope.depth, feed=feed, seq=seq, time_ms=time_ms, operations=operations, writer=writer, own=own
-        )
+        try:
+            self.state.apply(
+                depth=envelope.depth, feed=feed, seq=seq, time_ms=time_ms, operations=operations, writer=writer, own=own
+            )
+        except Corrupt:
+            if self.damage is None:
+                raise  # else a page of the base is lost: all above it is folded again once that is back
         self.count_message(feed, seq, link, envelope, writer, operations)
 
     def count_message(
@@ -449,7 +453,7 @@ class PartyProcessor:
         self.counters.applied += 1
         self._touch(feed, seq, operations)
         if self.streaming:
-            self._pending.delivered.append(
+            self._pending.append(
                 Delivered(feed, seq, link, envelope.depth, envelope.body.time_ms, tuple(operations), writer)
             )
 
@@ -497,7 +501,7 @@ class PartyProcessor:
             self.counters.control += 1
             self.membership.receive(Delivery(cursor, seq, block.link, envelope))
         self._admission_moved()
-        self._follow_data()
+        self.follow_data()
         for child in list(self.children):
             child.control_moved()
         self.advance(list(self.orderer.cursors))
@@ -507,7 +511,7 @@ class PartyProcessor:
     def control_replaced(self) -> None:
         """The membership is another one now: look again at what counts."""
         self._admission_moved()
-        self._follow_data()
+        self.follow_data()
 
     def _admission_moved(self) -> None:
         """Compare what counted with what counts now; refold the items of blocks whose standing changed."""

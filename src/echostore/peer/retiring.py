@@ -59,7 +59,7 @@ def retire_silent(party: "Party") -> list[FeedKey]:
         machine = runtime.processor.membership.machine
         silence_ms = 1000 * machine.epoch_policy.silence_s
         parent = runtime.processor.parent
-        owner = party if parent is None else party.peer.party(parent.party)
+        owner = party if parent is None else party.peer.held(parent.party)
         identity = party.peer.opener.identity_in(owner)
         mine = next((member.role for member in machine.members if member.identity == identity), None)
         if not silence_ms or mine is None or mine < Role.ADMIN:

@@ -128,7 +128,8 @@ class PartyRuntime:
         feed_key = FeedKey(key.public)
         cursor = processor.orderer.cursors.get(feed_key[:8])  # type: ignore[call-overload]  # a FeedId
         if cursor is None:
-            cursor = FeedCursor(feed_key, kind, held=self.feeds.length(feed_key))
+            waits = kind == DATA and processor.closed  # for the base: nothing of it is processed before
+            cursor = FeedCursor(feed_key, kind, held=0 if waits else self.feeds.length(feed_key))
             processor.orderer.add(cursor)
         own = OwnFeed(processor, cursor, key)
         if kind == CONTROL:
@@ -433,7 +434,7 @@ class PartyRuntime:
             or len(self.state.dirty) >= CHECKPOINT_ITEMS
             or len(self.processor.touches) >= CHECKPOINT_TOUCHES
         )
-        if due and self.items is not None and not self.items.damaged:
+        if due and self.items is not None and not self.items.damaged and self.processor.damage is None:
             self.checkpoint()
 
     def checkpoint(self) -> None:
@@ -443,6 +444,8 @@ class PartyRuntime:
         self.flush()
         if self.items.damaged:
             raise self.items.damage("it takes no checkpoints any more")
+        if self.processor.damage is not None:
+            raise self.processor.damage.error()
         processor, state = self.processor, self.state
         state.settle()
         processor.finish()
@@ -512,7 +515,7 @@ class PartyRuntime:
     def declare(self, names: tuple[str, ...]) -> None:
         """Index properties that queries filter on."""
         fresh = [name for name in names if name not in self.declared]
-        if not fresh or self.items is None:
+        if not fresh or self.items is None or self.processor.damage is not None:
             return
         self.checkpoint()
         self.declared.update(fresh)
@@ -539,7 +542,8 @@ class PartyRuntime:
             return
         try:
             if self.writable and self.failure is None:
-                if self.items is None or not self.items.damaged:  # a damaged one is made anew at the next opening
+                # A damaged one is made anew at the next opening, and so is one on a base of which blobs are lost.
+                if (self.items is None or not self.items.damaged) and self.processor.damage is None:
                     self.checkpoint()
                 self.flush()
                 keep_control(self.processor, closing=True)

@@ -35,8 +35,8 @@ from echostore.peer.schema_types import (
 )
 
 if TYPE_CHECKING:
+    from echostore.peer.delivered import Delivered
     from echostore.peer.party import Party
-    from echostore.peer.processor import Delivered
 
 __all__ = ["FieldType", "Schema", "SchemaField", "Schemas", "Violation", "create_from_object", "schema_type"]
 

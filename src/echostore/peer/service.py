@@ -104,9 +104,11 @@ class Service:
             try:
                 problems += [
                     f"party {party.key.hex()[:8]}: {party.runtime.failure}"
-                    for party in self.peer.open_parties()
+                    for party in self.peer.held_parties()
                     if party.runtime.failure is not None
                 ]
+                damaged = ((party, party.runtime.processor.damage) for party in self.peer.held_parties())
+                problems += [f"party {party.key.hex()[:8]}: {found.text}" for party, found in damaged if found]
             finally:
                 self.peer.lock.release()
         if not self.network.alive:

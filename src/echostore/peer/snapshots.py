@@ -20,6 +20,7 @@ from echostore.kernel.snapshot import (
     placements_of,
 )
 from echostore.kernel.timeframe import Position, Timeframe
+from echostore.peer.base_damage import notice
 from echostore.peer.checkpoints import record_of
 from echostore.peer.placement_upkeep import bring_up_to_date
 from echostore.peer.view_reading import view_states
@@ -180,6 +181,10 @@ class _UpdatedTree(NamedTuple):
 def _update_tree(runtime: "PartyRuntime", store: ItemStore, kept: BlobStore, blobs: dict[Cid, bytes]) -> _UpdatedTree:
     known = store.node("")
     if known is not None and not kept.has(known.cid):
+        if store.lends:
+            notice(runtime.processor, "the top of the tree of items is not here")
+        if runtime.processor.damage is not None:
+            raise runtime.processor.damage.error()
         store.forget_tree()  # the blobs were lost: build all of them again
         known = None
     encoded: dict[ItemId, EncodedItem] = {}

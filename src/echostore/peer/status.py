@@ -53,6 +53,12 @@ class PartyStatus:
     """The epoch that this peer stands on; None: it has folded all messages."""
     began: str = ""
     """How this device came by the party's past, if this process saw it: from an epoch, or by replaying history, and why."""
+    lost: str = ""
+    """What is lost here of the epoch that this peer stands on, and how far it is with fetching it again."""
+    closed: bool = False
+    """Whether so much of it is lost that nothing can be read or written."""
+    next_step: str = ""
+    """What to do about it."""
 
 
 REMOVED = "the member was removed"
@@ -127,7 +133,7 @@ def party_status(party: "Party") -> PartyStatus:
             party=party.key,
             title=party.title,
             feeds=rows,
-            items=sum(not runtime.source.is_system(item) for item in runtime.all_items()),
+            items=0 if processor.closed else sum(not runtime.source.is_system(item) for item in runtime.all_items()),
             rejected=len(processor.rejects()),
             unshared=unshared,
             writable=runtime.writable,
@@ -135,7 +141,19 @@ def party_status(party: "Party") -> PartyStatus:
             standing=standing_of(runtime),
             epoch=processor.base.name.number if processor.base is not None else None,
             began=_began(party),
+            lost=_lost(party),
+            closed=processor.closed,
+            next_step=processor.damage.next_step if processor.damage is not None else "",
         )
+
+
+def _lost(party: "Party") -> str:
+    """What is lost of the base, and what this process does about it."""
+    damage = party.runtime.processor.damage
+    if damage is None:
+        return ""
+    fetching = party.peer.network.bootstraps.mending.get(party.key, "") if party.peer.on_network else ""
+    return f"{damage.text}; {fetching or 'it is fetched again once a member is connected'}"
 
 
 def _began(party: "Party") -> str:

@@ -14,7 +14,7 @@ from echostore.kernel.ids import FeedId, ItemId, Link
 from echostore.kernel.order import DATA, Envelope, FeedCursor
 from echostore.kernel.timeframe import Position, Timeframe
 from echostore.peer.anchors import Anchor
-from echostore.peer.processor import Delivered
+from echostore.peer.delivered import Delivered
 from echostore.wire.messages import decode_envelope
 
 if TYPE_CHECKING:

@@ -60,8 +60,33 @@ class BlobStore:
     """All blobs of one party in one SQLite file."""
 
     def __init__(self, path: Path, *, writable: bool = True, connect: Connect = connect_file) -> None:
-        self._db = Database(path, SCHEMA, writable=writable, connect=connect)
+        self._connect, self._writable = connect, writable
+        self.broken = False
+        """Whether SQLite found the file itself damaged, beyond single blobs."""
+        self.on_broken: Callable[[], None] = lambda: None
+        self._db = self._opened(path)
         self._size = "size" if self._db.version >= _PACKED_SINCE else "NULL"
+
+    def _opened(self, path: Path) -> Database:
+        found = Database(path, SCHEMA, writable=self._writable, connect=self._connect)
+        found.on_corrupt, self.broken = self._noted, False
+        return found
+
+    def _noted(self, damage: Corrupt) -> Corrupt:
+        if not self.broken:
+            self.broken = True
+            self.on_broken()
+        return damage
+
+    def renew(self) -> int:
+        """Go on with a new file, where SQLite can't read all of the old one any more; how many blobs it has."""
+        from echostore.store.blob_salvage import renew
+
+        path = self._db.path
+        self._db.close()
+        saved = renew(path)
+        self._db = self._opened(path)
+        return saved
 
     def put(self, data: bytes, codec: int = RAW) -> Cid:
         """Store `data` and return its CID; durable on return."""
@@ -128,7 +153,7 @@ class BlobStore:
                     size_of=_row_bytes,
                     bytes_max=room,
                 )
-                plain = ((cid, _sound(cid, data, size)) for cid, data, size in rows)
+                plain = ((cid, sound_blob(cid, data, size)) for cid, data, size in rows)
                 sound = {cid: data for cid, data in plain if data is not None}
                 found |= sound
                 cut_short = sum(map(_row_bytes, rows)) >= room
@@ -137,6 +162,15 @@ class BlobStore:
                 # Damaged ones take no room: those behind them are looked for once more.
                 some = [cid for cid in some if cid not in seen] if cut_short else []
         return found
+
+    def drop_damaged(self, cids: Iterable[Cid]) -> int:
+        """Remove those of these blobs that are not what their CIDs name, so that they can come again; how many were."""
+        here = list(dict.fromkeys(cids))
+        absent = set(self.missing(here))
+        here = [cid for cid in here if cid not in absent]
+        while here and (sound := self.get_some(here, 4 * BLOB_BYTES_MAX)):
+            here = [cid for cid in here if cid not in sound]
+        return self.delete(here) if here else 0
 
     def delete(self, cids: Iterable[Cid]) -> int:
         """Remove blobs in one commit; returns how many were here. The file keeps the space for later blobs."""
@@ -173,7 +207,7 @@ class BlobStore:
         ):
             for _, cid, stored, length in rows:
                 data = _plain(stored, length)
-                whole = _sound(Cid(cid), stored, length) if isinstance(cid, bytes) else None
+                whole = sound_blob(Cid(cid), stored, length) if isinstance(cid, bytes) else None
                 sound = whole is not None and self.has(Cid(cid))
                 if not sound:
                     damaged.append(Cid(cid if isinstance(cid, bytes) else b""))
@@ -240,7 +274,7 @@ def _row_bytes(row: Row) -> int:
     return len(row[1]) if isinstance(row[1], bytes) else 1
 
 
-def _sound(cid: Cid, data: object, size: object) -> bytes | None:
+def sound_blob(cid: Cid, data: object, size: object) -> bytes | None:
     """The blob of a row, where it is what its CID names."""
     plain = _plain(data, size)
     return plain if plain is not None and matches(cid, plain) else _packed_in_vain(cid, data, size)

@@ -386,6 +386,11 @@ class ItemStore:
         self._feed_numbers.clear()
         self._lent.any = self.placements.known = False
 
+    @property
+    def lends(self) -> bool:
+        """Whether states of items are in the pages of the snapshot tree alone."""
+        return self._lent.any
+
     def forget_tree(self) -> None:
         """The blobs of the snapshot tree are gone: nothing of it is known any more."""
         if self._lent.any:

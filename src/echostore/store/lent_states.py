@@ -143,7 +143,7 @@ class LentStates:
             raise Corrupt(
                 f"The page {cid_text(cid)} at {path!r} of the snapshot tree is not here, or damaged: {error}",
                 unchanged="Items of other pages can be read.",
-                next_step="Open the party again; if that does not help, get the newest epoch with `epoch fetch`.",
+                next_step="Connect to a member, and it is fetched again: `echostore serve`, or `echostore epoch fetch` of its epoch.",
             ) from error
 
 

@@ -24,9 +24,9 @@ from echostore.kernel.ids import FeedId, FeedKey, Link, feed_id
 from echostore.kernel.order import CONTROL, DATA, Envelope
 from echostore.kernel.reasons import Reason
 from echostore.kernel.timeframe import link_prefix
+from echostore.peer.delivered import Delivered
 from echostore.peer.party import Party
 from echostore.peer.peer import Peer
-from echostore.peer.processor import Delivered
 from echostore.peer.snapshots import Snapshot
 from echostore.store.feed_store import HeldFeed
 from echostore.wire.claims import decode_claim

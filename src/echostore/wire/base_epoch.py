@@ -39,6 +39,9 @@ BASE_KEY = "base"
 FETCHING_KEY = "fetching"
 """Under which the FeedStore names a snapshot whose blobs are still being fetched: its tree has holes."""
 
+MENDING_KEY = "mending"
+"""Under which the FeedStore names the base's snapshot once blobs of it were found lost, until it is whole again."""
+
 
 @dataclass(frozen=True, slots=True)
 class BaseName:
@@ -73,10 +76,15 @@ class BaseEpoch:
 
     def __init__(self, name: BaseName, get: Get, factory: ModelFactory) -> None:
         self.name = name
-        self._get = get
         self._factory = factory
+        self._get = get
         self.root: StateRoot = read_state_root(self._need(name.snapshot))
         self.cuts: dict[FeedId, FeedCut] = {feed_id(cut.feed): cut for cut in self._read_cuts()}
+        self.read_with(get)
+
+    def read_with(self, get: Get) -> None:
+        """Take the blobs from elsewhere from now on."""
+        self._get = get
         self.reader = TreeReader(self.root.index_root, get)
         top = self.root.placements
         self.placements = None if top is None else PlacementReader(top, get)

@@ -1,0 +1,80 @@
+"""Getting back what is lost of the epoch that a party stands on, by the way that newcomers get an epoch.
+
+    look     what is missing? cheap, when a party comes onto the network
+    mend     heads, tree, large states: what is here and sound stays, what is damaged goes, the rest is asked for;
+             then the items are made anew from the base, and all blocks above it folded on top
+
+Every blob is checked against its CID before it is kept, and the CIDs come from the name of the base in the FeedStore: nobody
+can hand in another state. A kill in the middle leaves the blobs that came and the mark that some are missing.
+`Bootstraps` decides when, and what to do when nobody has it any more.
+"""
+
+from typing import TYPE_CHECKING
+
+from echostore.kernel.ids import Cid
+from echostore.peer.base_damage import notice, truncated
+from echostore.peer.base_following import stand_on
+from echostore.peer.control_floor import mend_floor
+from echostore.peer.epoch_fetching import Fetch, Progress, absent, fetch_heads, fetch_tree, keep_placements
+from echostore.wire.base_epoch import BaseEpoch, BaseName
+from echostore.wire.control_blobs import chunks_named
+
+if TYPE_CHECKING:
+    from echostore.mesh.blob_exchange import Follow
+    from echostore.peer.party import Party
+    from echostore.store.blob_store import BlobStore
+
+
+def look(party: "Party") -> None:
+    """Notice nodes of the base that are gone. Bytes that changed are noticed when they are read."""
+    with party.reading() as runtime:
+        processor, blobs = runtime.processor, runtime.blobs
+        if processor.base is None or processor.damage is not None or blobs is None or not truncated(processor):
+            return
+        base = processor.base
+    lost = absent(base.name, blobs)
+    with party.reading():
+        if (lost or blobs.broken) and processor.base is base:
+            notice(processor, "blobs.db is damaged" if blobs.broken else f"at least {lost} blobs of it are missing")
+
+
+def mend(party: "Party", name: BaseName, fetch: Fetch, progress: Progress = lambda done, total: None) -> None:
+    """Fetch what is missing of the base, and stand on it again. The lock is taken for short looks and at the end."""
+    runtime = party.runtime
+    blobs = runtime.blobs
+    assert blobs is not None
+    with party.reading():
+        if blobs.broken:
+            blobs.renew()
+    getting = anew(fetch, blobs)
+    fetch_heads(blobs, name, getting)
+    fetch_tree(blobs, name, getting, progress)
+    base = BaseEpoch(name, blobs.get, runtime.processor.factory)
+    keep_placements(base, blobs)
+    with party.reading():
+        stand_on(runtime, base)
+
+
+def mend_control(party: "Party", fetch: Fetch) -> None:
+    """Have what newcomers are given where control feeds begin later: made here, else fetched."""
+    with party.reading() as runtime:
+        blobs = runtime.blobs
+        wanted = None if blobs is None else mend_floor(runtime.processor, blobs)
+    if wanted is not None and blobs is not None:
+        anew(fetch, blobs)([wanted], chunks_named)
+
+
+def anew(fetch: Fetch, blobs: "BlobStore") -> Fetch:
+    """A `Fetch` that also gets what is here and is not what its CID says."""
+
+    def getting(cids: list[Cid], follow: "Follow | None" = None) -> None:
+        def following(cid: Cid, data: bytes) -> list[Cid]:
+            assert follow is not None
+            below = list(follow(cid, data))
+            blobs.drop_damaged(below)
+            return below
+
+        blobs.drop_damaged(cids)
+        fetch(cids, None if follow is None else following)
+
+    return getting
