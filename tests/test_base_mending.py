@@ -17,7 +17,7 @@ from echostore.peer import bootstrap as bootstrap_module
 from echostore.peer.base_mending import mend, mend_control
 from echostore.peer.control_floor import kept_blobs
 from echostore.peer.epoch_fetching import absent, holes
-from echostore.peer.epoch_gc import run_gc
+from echostore.peer.epoch_gc import plan_gc, run_gc
 from echostore.peer.epochs import Epochs
 from echostore.peer.party import Party
 from echostore.peer.peer import Peer
@@ -32,7 +32,7 @@ from served import until as served_until
 from test_stale_messages import agreed_epoch
 from two_peers import open_quiet, sync
 
-ITEMS = PAGE_ITEMS_MAX * 3
+ITEMS = PAGE_ITEMS_MAX * 6
 """Enough for an index node with several pages."""
 
 
@@ -71,15 +71,19 @@ class Story:
             self.base: BaseEpoch = bob.runtime.processor.base
             self.number = self.base.name.number
             bob.flush()
-            self.cid = cid(bob)
+            taken = bob.snapshot()
+            self.cid = taken.cid
             blobs = bob.runtime.blobs
             names = list(dict.fromkeys(self.base.names()))
             heads = {self.base.name.snapshot, self.base.name.cut, self.base.root.index_root}
             self.pages = [each for each in names if each not in heads and b"task" in blobs.get(each)]
+            live = set(taken.reader().reachable())
+            self.lent = [each for each in self.pages if each in live]
             self.names, self.blobs = set(names), len(names)
             self.chunks = [each for each in names if cid_codec(each) == RAW]
         assert len(self.pages) > 2
         assert self.chunks
+        assert self.lent, "pages that items are read from"
 
     @property
     def home(self) -> Path:
@@ -305,7 +309,7 @@ def _killed(peer: Peer) -> None:
 
 @pytest.mark.parametrize("how", ["lost", "damaged"])
 def test_a_lost_page_takes_its_items_along_and_members_give_it_back(story: Story, how: str) -> None:
-    (story.lose if how == "lost" else story.damage)(*story.pages[:2])
+    (story.lose if how == "lost" else story.damage)(*story.lent[:1])
     with open_quiet(story.home) as bob:
         party = bob.party(story.key)
         readable = [item for item in story.items if _reads(party, item)]
@@ -537,6 +541,21 @@ def test_evidence_that_can_not_be_made_comes_from_others(story: Story, monkeypat
         mend_control(party, from_member(ann.party(story.key), party))
         assert party.runtime.blobs.has(name)
         assert party.runtime.feeds.about(EVIDENCE_KEY) == name
+
+
+def test_records_and_cuts_around_the_base_come_too(story: Story) -> None:
+    story.lose_file()
+    with online(story, "bob") as bob, online(story, "ann") as ann:
+        bob.connect(address(ann))
+        until(lambda: bob.held(story.key).runtime.processor.damage is None)
+        party = bob.party(story.key)
+        chain = Epochs(party).chain()[-2:]
+        wanted = [Cid(each) for epoch in chain for each in (epoch.genesis.record, epoch.genesis.cut)]
+        until(lambda: not party.runtime.blobs.missing(wanted))
+        converged(party, ann.party(story.key))
+        until(lambda: "never had" not in plan_gc(party).why)
+        run_gc(party)
+        story.check(party)
 
 
 def test_who_was_mended_serves_a_newcomer(story: Story) -> None:

@@ -18,6 +18,7 @@ from echostore.peer.control_floor import mend_floor
 from echostore.peer.epoch_fetching import Fetch, Progress, absent, fetch_heads, fetch_tree, keep_placements
 from echostore.wire.base_epoch import BaseEpoch, BaseName
 from echostore.wire.control_blobs import chunks_named
+from echostore.wire.epochs import cut_pages
 
 if TYPE_CHECKING:
     from echostore.mesh.blob_exchange import Follow
@@ -62,6 +63,19 @@ def mend_control(party: "Party", fetch: Fetch) -> None:
         wanted = None if blobs is None else mend_floor(runtime.processor, blobs)
     if wanted is not None and blobs is not None:
         anew(fetch, blobs)([wanted], chunks_named)
+
+
+def mend_beside(party: "Party", fetch: Fetch) -> None:
+    """Records and cuts of the epochs around the base: the way back from it, and where the next gc may begin."""
+    with party.reading() as runtime:
+        processor, blobs = runtime.processor, runtime.blobs
+        chain = processor.membership.machine.epoch_tally(processor.child_key).chain
+    if processor.base is None or blobs is None:
+        return
+    near = [each.genesis for each in chain if each.number >= processor.base.name.number - 1]
+    getting = anew(fetch, blobs)
+    getting([Cid(cid) for genesis in near for cid in (genesis.record, genesis.cut) if cid])
+    getting([page for genesis in near if genesis.cut for page in cut_pages(blobs.get(Cid(genesis.cut)))])
 
 
 def anew(fetch: Fetch, blobs: "BlobStore") -> Fetch:

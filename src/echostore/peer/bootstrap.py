@@ -32,7 +32,7 @@ from echostore.kernel.snapshot import TreeTop
 from echostore.mesh.blob_exchange import Follow, Unavailable
 from echostore.peer.base_damage import BaseDamage, truncated
 from echostore.peer.base_following import stand_on
-from echostore.peer.base_mending import anew, look, mend, mend_control
+from echostore.peer.base_mending import anew, look, mend, mend_beside, mend_control
 from echostore.peer.control_floor import brings_on, fetch_floor
 from echostore.peer.control_floor import stand_on as stand_on_floor
 from echostore.peer.control_standing import fold_whole, no_epoch
@@ -473,8 +473,12 @@ class Bootstraps:
                 self._network.parties_changed()
             try:
                 mend_control(party, fetch)
-            except (Unavailable, TimedOut) as error:
-                _log.warning("evidence could not be had", extra={"party": party.key.hex(), "why": str(error)})
+                if damage is not None:
+                    mend_beside(party, fetch)
+            except (Unavailable, TimedOut, NotFound, Corrupt) as error:
+                _log.warning(
+                    "what stood beside an epoch could not be had", extra={"party": party.key.hex(), "why": str(error)}
+                )
             return ""
 
     def _again_later(self) -> None:

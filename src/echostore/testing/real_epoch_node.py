@@ -16,9 +16,10 @@ from echostore.kernel.sync.events import Unobtainable
 from echostore.kernel.sync.frames import RefusalReason
 from echostore.kernel.timeframe import link_prefix
 from echostore.mesh.blob_exchange import Follow
-from echostore.peer.bootstrap import Fetch, believable, bootstrap, control_settled, release
+from echostore.peer.bootstrap import believable, bootstrap, control_settled, release
 from echostore.peer.control_floor import brings_on, fetch_floor, stand_on
 from echostore.peer.epoch_agreement import Verdict
+from echostore.peer.epoch_fetching import Fetch
 from echostore.peer.epochs import Epochs
 from echostore.peer.parting import pinned_elsewhere
 from echostore.peer.party import Party
