@@ -40,7 +40,7 @@ class BaseFollower:
             return  # what was folded may lack something: an epoch is installed then, not adopted
         found = newest_final(runtime)
         base = processor.base
-        if found is None or (base is not None and found.number <= base.name.number):
+        if found is None or (base is not None and found.number <= base.name.number) or outvoted(runtime):
             return
         candidate = open_epoch(runtime, found)
         if candidate is not None and covers(processor, candidate):
@@ -56,13 +56,14 @@ def stand_on(runtime: "PartyRuntime", base: BaseEpoch) -> str:
     """
     processor = runtime.processor
     damage = processor.damage
-    if damage is None and covers(processor, base):
+    lost = outvoted(runtime)
+    if damage is None and not lost and covers(processor, base):
         runtime.follower.review()
         return "it was processed here already"
     processor.damage = None
     try:
         runtime.flush()
-        install(processor, base, frozenset(runtime.declared))
+        install(processor, base, frozenset(runtime.declared), anew=lost)
         runtime.source.checkpointed()
         runtime.source.touched(processor.state.changed)
         runtime.checkpoint()
@@ -72,6 +73,19 @@ def stand_on(runtime: "PartyRuntime", base: BaseEpoch) -> str:
     if damage is not None:
         runtime.feeds.set_about({MENDING_KEY: None})
     return "its items were fetched"
+
+
+def outvoted(runtime: "PartyRuntime") -> bool:
+    """Whether the party stands on an epoch that was not final when it began there, and has lost its number to another.
+
+    What it holds may not be so: blocks may be in it that count nowhere else, and who declared it may have lied.
+    """
+    processor = runtime.processor
+    if processor.base is None:
+        return False
+    tally = processor.membership.machine.epoch_tally(processor.child_key)
+    named = tally.accepted(processor.base.name.number)
+    return named is not None and named.final and named.hash != processor.base.name.genesis
 
 
 def newest_final(runtime: "PartyRuntime") -> Epoch | None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from echostore.kernel.errors import Corrupt, NotFound
-from echostore.kernel.ids import ItemId, item_from_text
+from echostore.kernel.ids import NO_LINK, ItemId, item_from_text
 from echostore.kernel.order import DATA, FeedCursor
 from echostore.peer.base_damage import BaseDamage, is_marked, mark, truncated, unmark, watched_blobs, writes
 from echostore.peer.base_install import base_cursors, install_items
@@ -132,11 +132,16 @@ def adopt(processor: "PartyProcessor", base: BaseEpoch, differing: Iterable[Item
     processor.advance(list(processor.orderer.cursors))
 
 
-def install(processor: "PartyProcessor", base: BaseEpoch, declared: frozenset[str] = frozenset()) -> None:
-    """Put an epoch's items in the place of whatever was folded here so far, and go on from its cut."""
+def install(
+    processor: "PartyProcessor", base: BaseEpoch, declared: frozenset[str] = frozenset(), *, anew: bool = False
+) -> None:
+    """Put an epoch's items in the place of whatever was folded here so far, and go on from its cut.
+
+    `anew`: feeds that begin later than it ends go back to its cut, and their blocks are asked for again.
+    """
     items = processor.items
     assert items is not None, "an epoch is installed into an ItemStore"
-    _rebase_feeds(processor, base)
+    _rebase_feeds(processor, base, anew=anew)
     _take(processor, base)
     before = {*items.scan("1", ()), *processor.state.dirty}  # what the epoch left out is gone for live queries too
     install_items(items, base, processor.factory, declared, _about(processor))
@@ -217,7 +222,7 @@ def put_back(cursor: FeedCursor, to: FeedCursor) -> None:
     cursor.marks_start, cursor.marks = 0, []
 
 
-def _rebase_feeds(processor: "PartyProcessor", base: BaseEpoch) -> None:
+def _rebase_feeds(processor: "PartyProcessor", base: BaseEpoch, *, anew: bool) -> None:
     """Let the data feeds begin at the cut and name the base: one durable step.
 
     Who stands on it already, and lost its blobs, keeps the blocks below the cut: others may still ask for them.
@@ -226,7 +231,11 @@ def _rebase_feeds(processor: "PartyProcessor", base: BaseEpoch) -> None:
     cuts = [cut for cut in base.cuts.values() if not cut.control]
     if feeds.about(BASE_KEY) == base.name.encode():
         cuts = [cut for cut in cuts if not (feeds.has_feed(cut.feed) and _reaches(feeds, cut))]
-    feeds.begin_at({cut.feed: (cut.length, cut.link) for cut in cuts}, {BASE_KEY: base.name.encode()})
+    beginnings = {cut.feed: (cut.length, cut.link) for cut in cuts}
+    if anew:
+        others = [held.key for held in feeds.feeds() if held.kind == DATA and held.key not in beginnings]
+        beginnings |= dict.fromkeys(others, (0, NO_LINK))
+    feeds.begin_at(beginnings, {BASE_KEY: base.name.encode()}, back=anew)
 
 
 def _reaches(feeds: "FeedStore", cut: FeedCut) -> bool:

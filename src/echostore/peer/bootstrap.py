@@ -71,13 +71,17 @@ LOOK_S: Final = 0.05
 
 
 def believable(runtime: "PartyRuntime") -> Epoch | None:
-    """The newest epoch that this peer, without its history, may start from."""
+    """The epoch that this peer, without its history, may start from: the newest final one, which others stand on too.
+
+    Before there is one, the newest that enough stand for; it may still lose to a rival, so it may not have left anything out.
+    """
     machine = runtime.processor.membership.machine
-    child = runtime.processor.child_key
-    devices = machine.member_devices
-    policy = machine.epoch_policy
-    for epoch in reversed(machine.epoch_tally(child).chain):
-        if epoch.final or enough_to_join(epoch, policy, devices):
+    tally = machine.epoch_tally(runtime.processor.child_key)
+    if tally.latest_final is not None:
+        return tally.latest_final
+    devices, policy = machine.member_devices, machine.epoch_policy
+    for epoch in reversed(tally.chain):
+        if enough_to_join(epoch, policy, devices) and not epoch.genesis.discard_before_ms:
             return epoch
     return None
 
@@ -279,6 +283,8 @@ class Bootstraps:
         """Parties that started from a control state, and have not looked for their epoch since."""
         self.refused: dict[tuple[PartyKey, Cid], str] = {}
         """Evidence that was not believed, and why: it is not looked at again."""
+        self._unmade: dict[PartyKey, Epoch] = {}
+        """Final epochs that their parties could not make here from what they hold."""
         self._mends: dict[PartyKey, None] = {}
         """Parties whose base may have lost blobs."""
         self._mending = threading.Lock()
@@ -336,6 +342,11 @@ class Bootstraps:
         epoch = believable(runtime)
         if epoch is not None and (runtime.processor.base is None or runtime.processor.base.name.number < epoch.number):
             self._start(party.key)
+
+    def unmade(self, party: "Party", epoch: Epoch) -> None:
+        """A final epoch can't be made here, for want of a model: its snapshot is fetched, and stood on as it is."""
+        self._unmade[party.key] = epoch
+        self._start(party.key)
 
     def fetching(self, party: PartyKey, *, patience_s: float = PATIENCE_S, strangers: bool = False) -> Fetch:
         """Gets blobs of a party, until closed; with `strangers` also from those who are not known as members."""
@@ -433,7 +444,7 @@ class Bootstraps:
 
     def _one(self, party: "Party") -> None:
         with party.reading() as runtime:
-            pinned = pinned_elsewhere(runtime)
+            pinned = pinned_elsewhere(runtime) or self._unmade.pop(party.key, None)
             epoch = pinned or believable(runtime)
         if epoch is None:
             self._replay(party, "the party has no epoch that a newcomer may believe")
@@ -444,8 +455,8 @@ class Bootstraps:
             if pinned is None:
                 self._replay(party, f"epoch {epoch.number} could not be had: {error}")
                 return
-            # It stays on its branch until something comes again, and history is of no use.
-            _log.warning("the branch that an epoch chose could not be had", extra={"party": party.key.hex()})
+            # It stays where it is until something comes again, and history is of no use.
+            _log.warning("an epoch that others stand on could not be had", extra={"party": party.key.hex()})
             return
         self.outcomes[party.key] = outcome
         _log.info("a party starts from an epoch", extra={"party": party.key.hex(), "epoch": epoch.number})

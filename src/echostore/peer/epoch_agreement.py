@@ -130,10 +130,13 @@ class Agreement:
                 return
             if known.get(epoch.hash.hex(), [""])[0] == Verdict.DISPUTED or runtime.blobs is None:
                 return  # this peer found otherwise, and keeps its history
-            if open_epoch(runtime, epoch) is not None or self._without_folding(runtime, epoch) is not None:
+            if open_epoch(runtime, epoch) is not None:
                 return
-        mine = self._states.at(epoch.genesis)
-        judged = self._compare(epoch, mine)
+            early = self._without_folding(runtime, epoch)
+        mine = self._states.at(epoch.genesis) if early is None else None
+        judged = early or self._compare(epoch, mine)
+        if judged.verdict is Verdict.ABSTAINS and self._party.peer.on_network:
+            self._party.peer.network.bootstraps.unmade(self._party, epoch)
         with self._party.lock:
             if judged.verdict is Verdict.ATTESTED and not runtime.closed:
                 assert isinstance(mine, Folded), mine

@@ -1,4 +1,4 @@
-"""Leaving a branch that an attested epoch did not choose.
+"""Leaving a branch that an attested epoch did not choose, and an epoch that lost its number to a rival.
 
     eve forks her feed      0 1 2 3x 4x      ann, bob and most others have x; an epoch with a quorum contains it
                                 └ 3y 4y 5y   dan has y, and has written on top of it
@@ -18,7 +18,7 @@ from echostore.kernel.ids import FeedId, FeedKey, feed_id
 from echostore.kernel.items.operations import ItemOperation
 from echostore.kernel.party.credentials import FeedRetire
 from echostore.kernel.party.epoch_chain import Epoch
-from echostore.peer.base_following import newest_final
+from echostore.peer.base_following import newest_final, outvoted
 from echostore.peer.retiring import write_again
 from echostore.wire.base_epoch import BaseEpoch
 from echostore.wire.epochs import FeedCut
@@ -31,10 +31,14 @@ _log = logging.getLogger("echostore.bootstrap")
 
 
 def pinned_elsewhere(runtime: "PartyRuntime") -> Epoch | None:
-    """The newest final epoch, where it contains another branch of a feed than the one in use here."""
+    """The newest final epoch, where it contains another branch of a feed than the one in use here, or rests on another epoch."""
     epoch = newest_final(runtime)
     base = runtime.processor.base
-    if epoch is None or (base is not None and epoch.number <= base.name.number) or not runtime.writable:
+    if epoch is None or not runtime.writable:
+        return None
+    if outvoted(runtime):
+        return epoch
+    if base is not None and epoch.number <= base.name.number:
         return None
     return epoch if _parted(runtime, epoch) else None
 

@@ -178,20 +178,29 @@ class FeedStore:
             self._held.pop(feed_key, None)
         return length
 
-    def begin_at(self, cuts: Beginnings, about: Mapping[str, bytes] | None = None, kind: FeedKind = "data") -> None:
+    def begin_at(
+        self,
+        cuts: Beginnings,
+        about: Mapping[str, bytes] | None = None,
+        kind: FeedKind = "data",
+        *,
+        back: bool = False,
+    ) -> None:
         """Let feeds begin at a length, after the block with a link; durable on return, with entries of `about`.
 
         Blocks beyond it stay, if they follow that link; all others are as good as gone (`drop_garbage` deletes them).
-        A feed that begins later already is left alone; one that is not here yet is added as `kind`.
+        A feed that begins later already is left alone; with `back` one of another device goes back there, and has no
+        blocks. One that is not here yet is added as `kind`.
         """
         with self._changing():
             for key, (base, base_link) in cuts.items():
                 if not self.has_feed(key):
                     self.add_feed(key, kind)
                 held = self._need(key)
-                if base <= held.row.base:
+                earlier = back and base < held.row.base and not held.row.own
+                if base <= held.row.base and not earlier:
                     continue
-                follows = base <= held.length and self._link_before(held, base) == base_link
+                follows = not earlier and base <= held.length and self._link_before(held, base) == base_link
                 row = replace(held.row, base=base, base_link=base_link)
                 if not follows:
                     truncation.drop_all(self._db, row)

@@ -16,6 +16,7 @@ from echostore.kernel.sync.events import Unobtainable
 from echostore.kernel.sync.frames import RefusalReason
 from echostore.kernel.timeframe import link_prefix
 from echostore.mesh.blob_exchange import Follow
+from echostore.peer.base_following import outvoted
 from echostore.peer.bootstrap import believable, bootstrap, control_settled, release
 from echostore.peer.control_floor import brings_on, fetch_floor, stand_on
 from echostore.peer.epoch_agreement import Verdict
@@ -121,7 +122,8 @@ class RealEpochNode:
 
     def _start_from(self, other: "RealEpochNode", epoch: Epoch | None) -> bool:
         base = self.party.runtime.processor.base
-        if epoch is None or (base is not None and base.name.number >= epoch.number):
+        settled = base is not None and epoch is not None and base.name.number >= epoch.number
+        if epoch is None or (settled and not outvoted(self.party.runtime)):
             return False
         try:
             outcome = bootstrap(self.party, epoch, blobs_between(other.party, self.party))
