@@ -1,6 +1,7 @@
 """All end on the newest final epoch: who started from one that lost its number, and who can't make it (DESIGN 9)."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -191,12 +192,13 @@ def test_who_lacks_a_model_stands_on_final_epochs_all_the_same(tmp_path: Path) -
         for number in (1, 2):
             task["n"] = 10 + number
             Epochs(party).create()
-            until(
-                lambda: (
-                    Epochs(party).tally.latest_final is not None and Epochs(party).tally.latest_final.number == number
-                )
-            )
-            until(lambda: (base := lacking.runtime.processor.base) is not None and base.name.number == number)
+            until(partial(_stands_on, party, number))
+            until(partial(_stands_on, lacking, number))
         assert [view.here for view in Epochs(lacking).all()] == ["abstains: unknown here: counter@1"] * 2
         until(lambda: lacking.get(task.id)["n"] == 12)
         assert Epochs(lacking).gc(dry_run=True).epoch == 1
+
+
+def _stands_on(party: Party, number: int) -> bool:
+    base = party.runtime.processor.base
+    return base is not None and base.name.number == number
