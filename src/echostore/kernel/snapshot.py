@@ -154,7 +154,7 @@ def item_key(item: ItemId) -> ItemKey:
 
 
 def view_place(inception_key: bytes) -> ItemId:
-    """The place at which a view stands under its inception key. No item has this id."""
+    """The place at which a view stands under its inception key. No item has this id, unless somebody looked for one."""
     return ItemId(sha256(b"echostore/view-place/1" + inception_key).digest()[:ITEM_ID_BYTES])
 
 
@@ -163,7 +163,7 @@ def placements_of(item: ItemId, parent: ItemId | None, inception_key: bytes) -> 
     places = [] if parent is None else [parent]
     if inception_key:
         places.append(view_place(inception_key))
-    return tuple(Placement(place + item) for place in places)
+    return tuple(Placement(place + item) for place in dict.fromkeys(places))
 
 
 def place_path(place: ItemId) -> Path:

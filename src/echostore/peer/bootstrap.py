@@ -36,7 +36,7 @@ from echostore.peer.base_mending import anew, look, mend, mend_beside, mend_cont
 from echostore.peer.control_floor import brings_on, fetch_floor
 from echostore.peer.control_floor import stand_on as stand_on_floor
 from echostore.peer.control_standing import fold_whole, no_epoch
-from echostore.peer.epoch_fetching import Fetch, Progress, fetch_heads, fetch_tree, holes, keep_placements
+from echostore.peer.epoch_fetching import Fetch, Progress, fetch_heads, fetch_tree, holes, item_chunks, keep_placements
 from echostore.peer.older_epochs import back_to, first_known, is_older, record_of_older
 from echostore.peer.opening import WAITS_FOR_EPOCH
 from echostore.peer.parting import leave_branch, pinned_elsewhere
@@ -45,7 +45,7 @@ from echostore.peer.view_reading import view_states
 from echostore.wire.base_epoch import FETCHING_KEY, BaseEpoch, BaseName
 from echostore.wire.control_blobs import chunks_named
 from echostore.wire.placements import PlacementReader
-from echostore.wire.tree_nodes import IndexNode, Page, large_item_cids
+from echostore.wire.tree_nodes import IndexNode, Page
 from echostore.wire.tree_reader import TreeReader, branches_toward
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class _Toward:
         if isinstance(node, Page):
             keys = frozenset(wanted)
             large = (entry.data for entry in node.entries if entry.large and entry.key in keys)
-            self.chunks += [chunk for item in large for chunk in large_item_cids(item)]
+            self.chunks += [chunk for item in large for chunk in item_chunks(item)]
         return []
 
 

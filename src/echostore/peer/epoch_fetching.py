@@ -11,9 +11,11 @@ know what is missing here hands in a look at the store alone.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
+from google.protobuf.message import DecodeError
+
 from echostore.kernel.errors import Corrupt, NotFound
 from echostore.kernel.ids import Cid
-from echostore.kernel.snapshot import TreeTop, is_page, is_run
+from echostore.kernel.snapshot import CHUNK_BYTES, TreeTop, is_page, is_run
 from echostore.peer.placement_checking import check_items
 from echostore.wire.base_epoch import BaseEpoch, BaseName
 from echostore.wire.cids import RAW, cid_of
@@ -21,8 +23,9 @@ from echostore.wire.epochs import cut_pages
 from echostore.wire.generated import snapshot_pb2 as pb
 from echostore.wire.items import move_chunks
 from echostore.wire.membership import membership_names
-from echostore.wire.snapshot import read_state_root
+from echostore.wire.snapshot import is_raw_cid, read_state_root
 from echostore.wire.tree_nodes import IndexNode, MalformedNode, Page, large_item_cids, parse_node
+from echostore.wire.tree_reader import ITEM_BYTES_MAX
 
 if TYPE_CHECKING:
     from echostore.mesh.blob_exchange import Follow
@@ -72,8 +75,7 @@ def fetch_tree(
     for start in range(0, len(walk.large), _LARGE_ITEMS):
         some = walk.large[start : start + _LARGE_ITEMS]
         fetch([cid for cids in some for cid in cids])
-        states = (pb.ItemState.FromString(b"".join(blobs.get(cid) for cid in cids)) for cids in some)
-        fetch([Cid(cid) for state in states for cid in state.state_cids])
+        fetch([chunk for cids in some for chunk in _state_chunks(b"".join(blobs.get(cid) for cid in cids))])
 
 
 class _TreeWalk:
@@ -105,9 +107,8 @@ class _TreeWalk:
         self._told(node.count)
         if not self._chunks_too:
             return []
-        self.large += [large_item_cids(entry.data) for entry in node.entries if entry.large]
-        states = (pb.ItemState.FromString(entry.data) for entry in node.entries if not entry.large)
-        return [Cid(chunk) for state in states for chunk in state.state_cids]
+        self.large += [item_chunks(entry.data) for entry in node.entries if entry.large]
+        return [chunk for entry in node.entries if not entry.large for chunk in _state_chunks(entry.data)]
 
     def _told(self, items: int) -> None:
         self._done += items
@@ -122,6 +123,25 @@ def _node(data: bytes, path: str, top: TreeTop | None) -> Page | IndexNode:
     if top is not None and (node.count, node.size) != (top.count, top.size):
         raise Corrupt(f"a node of the epoch's tree at {path!r} has {node.count} items, its parent promised {top.count}")
     return node
+
+
+def item_chunks(data: bytes) -> list[Cid]:
+    """The chunks of a large item. One chunk can be named very often in little space, and they are put together in memory."""
+    cids = large_item_cids(data)
+    if (len(cids) - 1) * CHUNK_BYTES >= ITEM_BYTES_MAX:
+        raise Corrupt(f"an item of the epoch's tree in {len(cids)} chunks")
+    return cids
+
+
+def _state_chunks(data: bytes) -> list[Cid]:
+    """The chunks of the model state that an item names. What else it says is asked by who reads it."""
+    try:
+        cids = pb.ItemState.FromString(data).state_cids
+    except DecodeError as error:
+        raise Corrupt(f"an item of the epoch's tree can't be decoded: {error}") from None
+    if not all(map(is_raw_cid, cids)):
+        raise Corrupt("an item of the epoch's tree names a chunk that is not named by a raw CID")
+    return [Cid(cid) for cid in cids]
 
 
 class _Look:

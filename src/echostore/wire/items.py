@@ -15,7 +15,7 @@ from echostore.kernel.models.property_set import PropertySet
 from echostore.wire.cids import PROTOBUF, cid_of
 from echostore.wire.generated import snapshot_pb2 as pb
 from echostore.wire.models import CODECS, property_set
-from echostore.wire.snapshot import Put
+from echostore.wire.snapshot import Put, is_node_cid
 from echostore.wire.values import MalformedValue, value_bytes, value_from_bytes
 
 MOVES_PER_CHUNK = 8192
@@ -148,24 +148,30 @@ class MoveChunks:
 
 
 def decode_moves(data: bytes, get: Callable[[Cid], bytes]) -> list[TreeMove]:
-    """The moves of a tree state, in canonical order; `get` reads the chunks."""
+    """The moves of a tree state, in canonical order; `get` reads the chunks. Corrupt for moves that are in no order: so a
+    chunk that is named a thousand times is read twice."""
     state = _tree_state(data)
-    parts = [_tree_state(get(Cid(cid))) for cid in state.chunks] if state.chunks else [state]
-    return [
-        TreeMove(
-            Stamp(move.depth, FeedId(move.feed), move.seq, move.position),
-            ItemId(move.item),
-            move.kind,
-            ItemId(move.parent) if move.parent else None,
-        )
-        for part in parts
-        for move in part.moves
-    ]
+    found: list[TreeMove] = []
+    for part in (_tree_state(get(cid)) for cid in _chunks_of(state)) if state.chunks else (state,):
+        if state.chunks and not part.moves:
+            raise Corrupt("a tree state with an empty chunk")
+        for move in part.moves:
+            stamp = Stamp(move.depth, FeedId(move.feed), move.seq, move.position)
+            if found and stamp <= found[-1].stamp:
+                raise Corrupt("a tree state with moves that are repeated or out of order")
+            found.append(TreeMove(stamp, ItemId(move.item), move.kind, ItemId(move.parent) if move.parent else None))
+    return found
 
 
 def move_chunks(data: bytes) -> list[Cid]:
     """The blobs that a tree state names, beside itself."""
-    return [Cid(cid) for cid in _tree_state(data).chunks]
+    return _chunks_of(_tree_state(data))
+
+
+def _chunks_of(state: pb.TreeState) -> list[Cid]:
+    if not all(map(is_node_cid, state.chunks)):
+        raise Corrupt("a tree state with a chunk that is not named by a protobuf CID")
+    return [Cid(cid) for cid in state.chunks]
 
 
 def _tree_state(data: bytes) -> pb.TreeState:

@@ -164,6 +164,8 @@ def item_problem(state: pb.ItemState) -> str:
     """What is wrong with an item state, apart from what its model makes of it; empty when nothing is."""
     if len(state.item) != ITEM_ID_BYTES:
         return f"an item id of {len(state.item)} bytes"
+    if len(state.parent) not in (0, ITEM_ID_BYTES):
+        return f"a parent of {len(state.parent)} bytes"
     if len(state.state) > INLINE_STATE_BYTES_MAX:
         return f"a model state of {len(state.state)} bytes that is not in chunks"
     if state.state_cids:
