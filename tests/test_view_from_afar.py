@@ -26,6 +26,7 @@ class Away:
     """Ann has a view in an epoch; bob's device was admitted, and has nothing of it."""
 
     def __init__(self, folder: Path, ann: Peer) -> None:
+        self.folder = folder
         self.ann, self.trip = ann, ann.create_party("Trip")
         ann.view_classes.register("planner")
         self.view = self.trip.create_view("planner", "Plan")
@@ -54,6 +55,38 @@ def test_it_is_read_from_the_epoch(away: Away) -> None:
     told = away.echo("view", "open", away.view.locator, "--from", address(away.ann)).ok().out
     assert "display_name=Plan" in told
     assert told.endswith("as of epoch 1\n")
+
+
+def test_deleted_items_are_not_shown(away: Away) -> None:
+    gone = away.trip.create(type="gone", parent=away.view)
+    away.trip.create(type="below", parent=gone)
+    gone.delete()
+    Epochs(away.trip).create()
+    shown = away.echo("view", "open", away.view.locator, "--from", address(away.ann), "--json").ok().json()
+    assert (shown["epoch"], len(shown["items"])) == (2, 2)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_an_item_that_is_no_view(away: Away, early: bool) -> None:
+    text = away.trip.create("text", parent=away.view)
+    if early:
+        Epochs(away.trip).create()
+    status, said = away.open(text.locator)
+    assert (status, "is not a view" in said) == (2, True), said
+
+
+def test_a_view_with_any_values(away: Away) -> None:
+    away.view["view_class"], away.view["display_name"] = b"class", {"x": 1}
+    Epochs(away.trip).create()
+    locator, forms = away.view.locator, (["--json"], [])
+    for form in forms:
+        away.echo("view", "open", locator, "--from", address(away.ann), *form).ok()
+    del away.view["display_name"]
+    away.ann.close()
+    ann = Cli(away.folder / "ann", away.folder / "state")
+    for command in (["list"], ["open", locator]):
+        for form in forms:
+            ann("view", *command, *form).ok()
 
 
 def test_a_locator_that_is_none_or_of_another_party(away: Away) -> None:

@@ -14,7 +14,7 @@ from echostore.kernel.ids import Cid, FeedId, ItemId, PartyKey, Stamp, created_i
 from echostore.kernel.items.tree import EMBED, MOVE, UNEMBED, Tree, TreeMove
 from echostore.kernel.snapshot import Placement, StateRoot, placed
 from echostore.peer.bootstrap import _Toward
-from echostore.peer.view_reading import view_among, view_states
+from echostore.peer.view_reading import LeftOut, nothing_left_out, view_among, view_states
 from echostore.wire.cids import PROTOBUF, cid_of
 from echostore.wire.generated import snapshot_pb2 as pb
 from echostore.wire.items import encode_moves
@@ -127,6 +127,40 @@ def test_a_view_is_the_one_that_all_items_give(story: tuple[list, list, set]) ->
             assert found == expected
             assert found is None or next(iter(found)) == next(iter(expected or {}))
         assert view_states(older, snapshot.get, name) == expected
+
+
+def both(
+    snapshot: Made, name: ItemId | bytes, left_out: LeftOut = nothing_left_out
+) -> dict[ItemId, pb.ItemState] | None:
+    """Read by the index, and out of everything."""
+    found = view_states(snapshot.root, snapshot.get, name, left_out=left_out)
+    older = read_state_root(unplaced_root(snapshot.root)[1])
+    assert found == view_states(older, snapshot.get, name, left_out=left_out)
+    return found
+
+
+def test_the_first_of_views_with_one_key_is_the_one() -> None:
+    """A member can write the genesis of a view once more; its id and the hash of that must not help it."""
+    for first in range(6):
+        states = [state_at(number, None, view=True) for number in range(6)]
+        for number, state in enumerate(states):
+            state.inception_key, state.genesis_depth = key_at(9), 2 if number == first else 5
+        copy = state_at(7, None, view=True)
+        copy.inception_key, copy.genesis_depth, copy.model = key_at(9), 1, "text"
+        found = both(made([*states, copy, state_at(10, first)]), key_at(9))
+        assert found is not None
+        assert list(found) == [item_at(first), item_at(10)]
+
+
+def test_what_is_left_out_takes_along_what_hangs_below_it() -> None:
+    states = [state_at(0, None, view=True), state_at(1, 0), state_at(2, 1), state_at(3, 0), state_at(4, 1)]
+    moves = [TreeMove(Stamp(1, FEED, 1, 0), item_at(4), EMBED, item_at(3))]
+    snapshot = made(states, moves)
+    found = both(snapshot, key_at(0), lambda state: state.item == item_at(1))
+    assert found is not None
+    assert set(found) == {item_at(0), item_at(3), item_at(4)}
+    assert both(snapshot, key_at(0), lambda state: state.item == item_at(0)) is None
+    assert both(snapshot, item_at(0), lambda state: True) == {item_at(0): states[0]}
 
 
 def test_a_cycle_that_was_refused_takes_nothing_along() -> None:

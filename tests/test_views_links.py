@@ -13,7 +13,11 @@ from echostore.kernel.errors import NotFound, Refused, UsageError
 from echostore.kernel.ids import ItemId
 from echostore.kernel.values import Reference
 from echostore.peer.party import Party
-from peer_builder import Circle
+from echostore.peer.view_reading import view_states
+from echostore.wire.generated import message_pb2 as pb
+from echostore.wire.signing import SigningKey
+from echostore.wire.views import sign_view
+from peer_builder import Circle, Liar, head_of
 
 
 @pytest.fixture
@@ -42,6 +46,42 @@ class Followed:
 
 
 # views
+
+
+@pytest.mark.parametrize("model", ["text", "property-set", "of tomorrow"])
+def test_an_inception_key_on_something_else_is_no_view_and_hides_none(circle: Circle, model: str) -> None:
+    view = planner(circle)
+    circle.meet_all()
+    liar, key = Liar.of(circle, "bob"), SigningKey.generate()
+    genesis = pb.Genesis(model=model, version=2 if model == "property-set" else 1, type="view")
+    genesis.view.inception_key = key.public
+    genesis.view.id_proof = sign_view(circle.key, genesis, key)
+    made = liar.created()
+    liar.send(liar.message(pb.Operation(genesis=genesis)), to="ann")
+    ann = circle.party("ann")
+    assert ann.has(made)
+    assert ann.views() == [view]
+    assert ann.find_view(key.public) is None
+    snapshot = ann.snapshot()
+    assert view_states(snapshot.root, snapshot.blob, key.public) is None
+
+
+def test_a_genesis_that_another_member_copies_is_not_the_view(circle: Circle) -> None:
+    view = planner(circle)
+    circle.meet_all()
+    made, ann, said = view._record().genesis, circle.party("ann"), circle.party("ann").runtime.data
+    assert said is not None
+    copy = pb.Genesis(model=made.model, version=made.version, type=made.type)
+    copy.view.inception_key, copy.view.id_proof = made.inception_key, made.id_proof
+    liar = Liar.of(circle, "bob")
+    copies = [pb.Operation(genesis=copy) for _ in range(9)]
+    liar.send(liar.message(*copies, after=[head_of(ann, said.feed)]), to="ann")
+    assert all(ann.has(liar.created(position, ahead=-1)) for position in range(9))
+    assert ann.views() == [view]
+    snapshot = ann.snapshot()
+    found = view_states(snapshot.root, snapshot.blob, made.inception_key)
+    assert found is not None
+    assert list(found) == [view.id]
 
 
 def planner(circle: Circle) -> echostore.Item:

@@ -12,6 +12,7 @@ from echostore.cli.tree import draw, nodes, summary
 from echostore.cli.values import one_line, short, to_json
 from echostore.kernel.errors import NotFound, Refused, TimedOut, UsageError
 from echostore.kernel.ids import KEY_BYTES, item_from_text, item_text
+from echostore.kernel.models.property_set import PropertySet
 from echostore.kernel.values import parse_locator
 
 if TYPE_CHECKING:
@@ -80,21 +81,17 @@ def open_view(
         _open_from(view, from_, options, output)
         return
     with reading(options) as peer:
-        found = find_item(peer, options, view)
-        if not found._record().genesis.inception_key:
-            raise UsageError(
-                f"{short(item_id(found))} is not a view", next_step="`echostore view list` shows the views."
-            )
-        _show(output, found)
+        _show(output, find_item(peer, options, view))
 
 
 def _show(output: Output, found: Any, **more: Any) -> None:
     """The view as the party has it now."""
+    _check_view(found._record())
     fields = _fields(found)
     fields["value"] = to_json(found.value())
     rows = list(nodes(found.party, found))
     if output.form is Form.TEXT:
-        lines = [f"{fields['view_class']}  {one_line(fields['display_name'])}", fields["locator"]]
+        lines = [_title(fields), fields["locator"]]
         output.document({}, [*lines, *draw(iter(rows), title=None)])
     else:
         output.document({**fields, **more, "items": [row["item"] for row in rows]})
@@ -156,20 +153,33 @@ def _open_from(view: str, address: str, options: InParty, output: Output) -> Non
         _show(output, find_item(peer, options, view), epoch=epoch)
 
 
+def _check_view(record: "ItemRecord") -> None:
+    if not record.genesis.inception_key or not isinstance(record.model, PropertySet):
+        raise UsageError(
+            f"{short(item_text(record.item))} is not a view", next_step="`echostore view list` shows the views."
+        )
+
+
+def _title(fields: dict[str, Any]) -> str:
+    """Class and name. Whoever writes the view may put anything there."""
+    return "  ".join(one_line(str(fields[name])) for name in ("view_class", "display_name"))
+
+
 def _show_early(output: Output, view: str, epoch: int, records: "list[ItemRecord]") -> None:
     top = records[0]
+    _check_view(top)
     values = top.values()
     fields = {
         "item": item_text(top.item),
         "inception_key": top.genesis.inception_key.hex(),
-        "view_class": values.get("view_class"),
-        "display_name": values.get("display_name"),
+        "view_class": to_json(values.get("view_class")),
+        "display_name": to_json(values.get("display_name")),
         "locator": view,
         "epoch": epoch,
         "value": to_json(values),
         "items": [item_text(record.item) for record in records],
     }
-    lines = [f"{fields['view_class']}  {one_line(fields['display_name'])}", view]
+    lines = [_title(fields), view]
     lines += [_line(record) for record in records]
     output.document(fields, [*lines, f"as of epoch {epoch}"])
 
@@ -183,7 +193,7 @@ def _fields(view: Any) -> dict[str, Any]:
     return {
         "item": item_id(view),
         "inception_key": view._record().genesis.inception_key.hex(),
-        "view_class": view.get("view_class"),
-        "display_name": view.get("display_name"),
+        "view_class": to_json(view.get("view_class")),
+        "display_name": to_json(view.get("display_name")),
         "locator": view.locator,
     }

@@ -44,6 +44,7 @@ from echostore.peer.status import REMOVED, REVOKED, standing_of
 from echostore.peer.view_reading import view_states
 from echostore.wire.base_epoch import FETCHING_KEY, BaseEpoch, BaseName
 from echostore.wire.control_blobs import chunks_named
+from echostore.wire.items import is_deleted
 from echostore.wire.placements import PlacementReader
 from echostore.wire.tree_nodes import IndexNode, Page
 from echostore.wire.tree_reader import TreeReader, branches_toward
@@ -242,11 +243,11 @@ class EarlyReader:
         return record
 
     def view(self, name: "ItemId | bytes") -> dict[ItemId, ItemRecord]:
-        """A view by its inception key or its item, with all that hangs below it or is embedded in it.
+        """A view by its inception key or its item, with all that hangs below it or is embedded in it; no deleted items.
 
         Only what leads there is fetched, several blobs at a time; of an epoch without placements, all pages are.
         """
-        states = view_states(self.base.root, self._get, name, self._ahead)
+        states = view_states(self.base.root, self._get, name, self._ahead, is_deleted)
         if states is None:
             raise NotFound(f"no view {bytes(name).hex()[:8]} is in epoch {self.base.name.number}")
         self._fetch([Cid(cid) for state in states.values() for cid in state.state_cids])

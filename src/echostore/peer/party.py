@@ -231,6 +231,8 @@ class Party(CapabilityIssuing):
             for item in runtime.views():
                 record = runtime.state.record(item)
                 assert record is not None
+                if not isinstance(record.model, PropertySet):
+                    continue  # somebody put an inception key on something else
                 key = record.genesis.inception_key
                 best = found.get(key)
                 if best is None or (record.genesis.depth, item) < best:

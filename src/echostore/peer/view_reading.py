@@ -10,6 +10,9 @@ without placements is read whole.
 
 What an index claims is believed of no item: its own state must say the same. What an index hides is not seen here; who has
 the whole snapshot compares (`placement_checking`).
+
+Anybody can write the genesis of a view once more, with the proof that is in it. The first one is the view of that key, as in
+a live party (`Party.views`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from echostore.kernel.errors import Corrupt
 from echostore.kernel.ids import ITEM_ID_BYTES, Cid, ItemId, item_text
 from echostore.kernel.items.tree import Tree, TreeMove
+from echostore.kernel.models.property_set import PropertySet
 from echostore.kernel.snapshot import StateRoot, item_key, place_path, view_place
 from echostore.wire.generated import snapshot_pb2 as pb
 from echostore.wire.items import decode_moves
@@ -33,24 +37,42 @@ def nothing_ahead(reader: "TreeReader | PlacementReader", prefixes: Iterable[str
     """For who has all blobs."""
 
 
+LeftOut = Callable[[pb.ItemState], bool]
+"""Says of which items nothing is wanted, nor of what is there because of them alone."""
+
+
+def nothing_left_out(state: pb.ItemState) -> bool:
+    """For who wants all."""
+    return False
+
+
 def view_states(
-    root: StateRoot, get: Callable[[Cid], bytes], name: ItemId | bytes, ahead: Ahead = nothing_ahead
+    root: StateRoot,
+    get: Callable[[Cid], bytes],
+    name: ItemId | bytes,
+    ahead: Ahead = nothing_ahead,
+    left_out: LeftOut = nothing_left_out,
 ) -> States | None:
     """A view by its item or its inception key, itself first, with all that hangs below it or is embedded in it.
 
-    None when it is not in the snapshot.
+    None when it is not in the snapshot. One that is left out is found by its item only.
     """
     moves = decode_moves(get(root.tree), get)
     items = TreeReader(root.index_root, get)
     if root.placements is None:
         ahead(items, [""])
-        return view_among(dict(items.items()), moves, name)
-    return _ViewReader(items, PlacementReader(root.placements, get), ahead).read(moves, name)
+        return view_among(dict(items.items()), moves, name, left_out)
+    return _ViewReader(items, PlacementReader(root.placements, get), ahead, left_out).read(moves, name)
 
 
-def view_among(states: Mapping[ItemId, pb.ItemState], moves: Iterable[TreeMove], name: ItemId | bytes) -> States | None:
+def view_among(
+    states: Mapping[ItemId, pb.ItemState],
+    moves: Iterable[TreeMove],
+    name: ItemId | bytes,
+    left_out: LeftOut = nothing_left_out,
+) -> States | None:
     """The same, of the states of all items."""
-    top = next((item for item, state in states.items() if name in (item, state.inception_key)), None)
+    top = _named(states.values(), name, left_out)
     if top is None:
         return None
     tree = Tree({item: _parent(state) for item, state in states.items()}.get, moves)
@@ -58,7 +80,18 @@ def view_among(states: Mapping[ItemId, pb.ItemState], moves: Iterable[TreeMove],
     for item in states:
         for parent in (tree.home(item), *tree.embeddings(item)):
             below.setdefault(parent, []).append(item)
-    return {item: states[item] for item in _closure(top, lambda places: {each: below.get(each, []) for each in places})}
+    here = {place: [item for item in items if not left_out(states[item])] for place, items in below.items()}
+    return {item: states[item] for item in _closure(top, lambda places: {each: here.get(each, []) for each in places})}
+
+
+def _named(states: Iterable[pb.ItemState], name: ItemId | bytes, left_out: LeftOut) -> ItemId | None:
+    """The item with this id, or the first that was made with this inception key."""
+    if len(name) == ITEM_ID_BYTES:
+        return next((ItemId(state.item) for state in states if state.item == name), None)
+    kind = (PropertySet.name, PropertySet.version)
+    views = (state for state in states if state.inception_key == name and (state.model, state.version) == kind)
+    first = min(views, key=lambda state: (state.genesis_depth, state.item), default=None)
+    return None if first is None or left_out(first) else ItemId(first.item)
 
 
 def _closure(top: ItemId, below: Callable[[list[ItemId]], Mapping[ItemId, Iterable[ItemId]]]) -> Iterator[ItemId]:
@@ -74,12 +107,14 @@ def _closure(top: ItemId, below: Callable[[list[ItemId]], Mapping[ItemId, Iterab
 class _ViewReader:
     """Reads one view of a snapshot that has placements."""
 
-    def __init__(self, items: TreeReader, placements: PlacementReader, ahead: Ahead) -> None:
-        self._items, self._placements, self._ahead = items, placements, ahead
+    def __init__(self, items: TreeReader, placements: PlacementReader, ahead: Ahead, left_out: LeftOut) -> None:
+        self._items, self._placements, self._ahead, self._left_out = items, placements, ahead, left_out
         self._states: dict[ItemId, pb.ItemState | None] = {}
         """What was read so far; None for items that are not in the snapshot."""
         self._claims: list[tuple[ItemId, ItemId]] = []
         """Places and items of the index that were not checked yet."""
+        self._here: dict[ItemId, list[ItemId]] = {}
+        """What is at the places of the view."""
 
     def read(self, moves: list[TreeMove], name: ItemId | bytes) -> States | None:
         top = self._find(name)
@@ -90,10 +125,9 @@ class _ViewReader:
         for item, home in self._tree.moved.items():
             if home is not None:
                 self._brought.setdefault(home, []).append(item)
-        members = list(_closure(top, self._below))
-        self._load(members)
+        self._load(_closure(top, self._below))
         self._check()
-        return {item: state for item in members if (state := self._states[item]) is not None}
+        return {item: state for item in _closure(top, self._wanted) if (state := self._states[item]) is not None}
 
     def _find(self, name: ItemId | bytes) -> ItemId | None:
         if len(name) == ITEM_ID_BYTES:
@@ -103,11 +137,7 @@ class _ViewReader:
             candidates = self._hanging([place])[place]
         self._load(candidates)
         self._check()
-        for item in candidates:
-            state = self._states[item]
-            if state is not None and name in (item, state.inception_key):
-                return item
-        return None
+        return _named((state for item in candidates if (state := self._states[item]) is not None), name, self._left_out)
 
     def _hanging(self, places: list[ItemId]) -> dict[ItemId, list[ItemId]]:
         """What the genesis of items put at each of some places, as the index claims."""
@@ -134,12 +164,19 @@ class _ViewReader:
         hanging = self._hanging(places)
         came = {place: {*self._brought.get(place, ()), *self._tree.guests(place)} for place in places}
         self._load(item for items in came.values() for item in items)  # an epoch may have left them out
-        here: dict[ItemId, list[ItemId]] = {}
         for place in places:
             stayed = [item for item in hanging[place] if moved.get(item, place) == place]
             others = (item for item in came[place].difference(stayed) if self._states[item] is not None)
-            here[place] = [*stayed, *sorted(others, key=item_key)]
-        return here
+            self._here[place] = [*stayed, *sorted(others, key=item_key)]
+        return self._here
+
+    def _wanted(self, places: list[ItemId]) -> dict[ItemId, list[ItemId]]:
+        """The same once more, all items being read, without what is left out."""
+        states = self._states
+        return {
+            place: [item for item in self._here[place] if (state := states[item]) is None or not self._left_out(state)]
+            for place in places
+        }
 
     def _with_ancestors(self, moves: list[TreeMove]) -> list[TreeMove]:
         """The moves; where their targets hang is read first, level by level: a replay asks for it one by one."""

@@ -6,7 +6,7 @@ from google.protobuf.message import DecodeError
 
 from echostore.kernel.errors import Corrupt, ModelFailed
 from echostore.kernel.ids import Cid, FeedId, IdentityKey, ItemId, PartyKey, Stamp
-from echostore.kernel.items.record import AccessRule, AccessWrite, Genesis, ItemRecord
+from echostore.kernel.items.record import DELETED_KEY, AccessRule, AccessWrite, Genesis, ItemRecord
 from echostore.kernel.items.tree import Tree, TreeMove
 from echostore.kernel.models.base import OperationRefused
 from echostore.kernel.models.factory import ModelFactory
@@ -72,6 +72,17 @@ def decode_record(data: bytes, factory: ModelFactory, *, model: object | None = 
     except (DecodeError, MalformedValue, OperationRefused) as error:
         raise Corrupt(f"an item state can't be read: {error}") from error
     return ItemRecord(genesis, model, metadata, [_decode_access(entry) for entry in message.access])
+
+
+def is_deleted(state: pb.ItemState) -> bool:
+    """`ItemRecord.deleted` of an item whose model is not read; Corrupt when its metadata can't be."""
+    if not state.metadata:
+        return False
+    try:
+        metadata = property_set.decode_state(ItemId(state.item), state.metadata)
+    except (DecodeError, MalformedValue, OperationRefused) as error:
+        raise Corrupt(f"an item state can't be read: {error}") from error
+    return metadata.get((DELETED_KEY,)) is True
 
 
 def encode_model(model: object) -> bytes:
