@@ -273,3 +273,29 @@ def test_a_new_base_lets_a_feed_go_on_that_had_ended_over_a_depth_below_it() -> 
     orderer.set_base({lied.id: Cut(2, Link(bytes(32)), 2)})
     assert (lied.ended, broken.ended) == (None, Reason.UNDECODABLE)
     assert orderer.mark(lied.id, 1).depth == 2
+
+
+def test_a_feed_that_forks_above_where_it_begins_here_is_followed_from_there(circle: Circle) -> None:
+    """Blocks below the cut are gone, or never came: the other branch shares them, and they are not asked for."""
+    ann = circle.party("ann")
+    item = ann.create("property-set", n=0)
+    circle.meet_all()
+    for number in range(3):
+        circle.get("cat", item)["n"] = number
+    circle.meet_all()
+    agreed_epoch(circle, "ann", "bob")
+    honest, fork = Liar.of(circle, "cat"), Liar.of(circle, "cat")
+    with open_quiet(circle.folder / "dan") as dan:
+        theirs = dan.enter(ann.members.admit(dan.request_join(circle.key)))
+        started(ann, theirs)
+        assert theirs.runtime.feeds.feed(honest.key).base == honest.length
+        blocks = honest.signed(honest.message(honest.set(item.id, m=1)))
+        rival = fork.signed(fork.message(fork.set(item.id, m=2)))
+        for party, told in ((ann, (blocks, rival)), (theirs, (rival, blocks))):
+            for start, payloads, head in told:
+                party.sync_port.ingest(honest.key, "data", start, payloads, head)
+        sync(ann, circle.party("bob"), theirs)
+        assert cid(theirs) == cid(ann)
+        before = cid(theirs)
+    with open_quiet(circle.folder / "dan") as dan:
+        assert cid(dan.party(circle.key)) == before, "and it opens again"

@@ -235,8 +235,12 @@ class PartyProcessor:
             end_seq = branch.start_seq + len(branch.blocks)
             if number in known:
                 known[number].held = end_seq
-            elif branch.start_seq >= self.feeds.feed(main.key).base:  # what parts below can't be followed any more
-                begun = self.control_floor.get(main.id)  # what lies below may be gone
+                continue
+            begun = self.control_floor.get(main.id)  # what lies below may be gone
+            if begun is None and self.base is not None and self.feeds.feed(main.key).base:
+                begun = self.base.cuts.get(main.id)
+            # What parts below can't be followed any more: an epoch contains the branch that counts.
+            if begun is None or branch.start_seq >= begun.length:
                 other = cursor_at(main.key, main.kind, begun)
                 other.branch, other.held = number, end_seq
                 self.orderer.add(other)
