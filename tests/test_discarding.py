@@ -393,3 +393,85 @@ class Clock:
 
     def hours(self, count: int) -> None:
         self.now += count * 3_600_000
+
+
+# Who has no say in an epoch goes on from it all the same.
+
+
+def agree_on_all(*parties: Party) -> None:
+    for _ in range(4):
+        sync(*parties)
+        for party in parties:
+            assert all(judged.verdict != "disputed" for judged in Epochs(party).review())
+    sync(*parties)
+
+
+def test_who_was_admitted_beside_an_epoch_stands_on_it_too(circle: Circle) -> None:
+    """The declarer had not heard of it, so it is asked for nothing; it disputes no later epoch either."""
+    ann, bob = circle.party("ann"), circle.party("bob")
+    ann.members.change_role(circle.peers["bob"].identity, "admin")
+    stories(ann)
+    seen_by_all(circle)
+    discarded(circle, *circle.names)
+    with open_quiet(circle.folder / "dan") as dan:
+        theirs = dan.enter(ann.members.admit(dan.request_join(circle.key)))
+        started(ann, theirs)
+        bob.create("property-set").delete()
+        Epochs(bob).create(discard_before_ms=later(bob))
+        parties = (ann, bob, circle.party("cat"), theirs)
+        agree_on_all(*parties)
+        assert {party.runtime.processor.base.name.number for party in parties} == {2}  # type: ignore[union-attr]  # all do
+        assert len({cid(party) for party in parties}) == 1
+        ann.create("property-set")
+        Epochs(ann).create(discard_before_ms=later(ann))
+        agree_on_all(*parties)
+        assert {party.runtime.processor.base.name.number for party in parties} == {3}  # type: ignore[union-attr]  # as above
+        assert len({cid(party) for party in parties}) == 1
+
+
+def test_of_two_declarers_at_once_the_one_who_lost_stands_on_the_other_epoch(tmp_path: Path) -> None:
+    with Circle(tmp_path, "ann", "bob", "cat", "dan", roles=dict.fromkeys(("bob", "cat", "dan"), "admin")) as circle:
+        parties = [circle.party(name) for name in circle.names]
+        stories(parties[0])
+        seen_by_all(circle)
+        parties[1].create("property-set").delete()
+        for party in parties[:2]:
+            Epochs(party).create(discard_before_ms=later(party))
+        agree_on_all(*parties)
+        bases = {party.runtime.processor.base.name.genesis for party in parties}  # type: ignore[union-attr]  # as above
+        assert len(bases) == 1
+        assert len({cid(party) for party in parties}) == 1
+
+
+def test_who_slept_through_two_epochs_disputes_neither(circle: Circle) -> None:
+    """The second one is folded from the first, which counts, though this peer stood on neither when it heard of them."""
+    ann, bob, cat = (circle.party(name) for name in circle.names)
+    for number in range(3):
+        stories(ann)
+        seen_by_all(circle) if number < 2 else sync(ann, bob)
+        if number:
+            Epochs(ann).create(discard_before_ms=later(ann))
+            agree_on_all(ann, bob)
+        else:
+            discarded(circle, *circle.names)
+    agree_on_all(ann, bob, cat)
+    assert {party.runtime.processor.base.name.number for party in (ann, bob, cat)} == {3}  # type: ignore[union-attr]  # as above
+    assert len({cid(party) for party in (ann, bob, cat)}) == 1
+
+
+def test_an_epoch_by_who_did_not_stand_on_the_one_before_is_disputed_by_nobody(circle: Circle) -> None:
+    """It was worked out from where its declarer stood, which others have left."""
+    ann, bob, cat = (circle.party(name) for name in circle.names)
+    ann.members.change_role(circle.peers["bob"].identity, "admin")
+    for number in range(2):
+        stories(ann)
+        seen_by_all(circle)
+        Epochs(ann).create(discard_before_ms=later(ann))
+        agree_on_all(ann, cat)
+        sync(ann, bob, cat)
+        bob.create("property-set", n=number)
+        Epochs(bob).create(discard_before_ms=later(bob))
+        agree_on_all(ann, bob, cat)
+        bases = {party.runtime.processor.base.name.number for party in (ann, bob, cat)}  # type: ignore[union-attr]  # as above
+        assert bases == {2 * number + 2}
+        assert len({cid(party) for party in (ann, bob, cat)}) == 1

@@ -8,7 +8,8 @@ from echostore.kernel.errors import Corrupt
 from echostore.kernel.ids import Cid, FeedId, ItemId, Stamp, created_item_id
 from echostore.kernel.items.tree import MOVE, TreeMove
 from echostore.kernel.snapshot import TreeTop, placements_of, view_place
-from echostore.peer.bootstrap import _CHUNK_HEAD, _Toward, _TreeWalk
+from echostore.peer.bootstrap import _Toward
+from echostore.peer.epoch_fetching import _CHUNK_HEAD, _TreeWalk
 from echostore.peer.placement_checking import FalseIndex, check_items
 from echostore.wire.cids import PROTOBUF, RAW, cid_of
 from echostore.wire.generated import snapshot_pb2 as pb
