@@ -2,7 +2,7 @@
 
 import hashlib
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -418,6 +418,35 @@ def test_a_predecessor_that_comes_after_what_rests_on_it_changes_no_count() -> N
     story.say("cyd", attest(first), sees=[*base, first])
     for machine in in_every_order(story, 30):
         assert machine.epoch_tally().voted(1, person("cyd")) == name_of(first)
+
+
+def test_what_skips_a_number_rests_on_nothing_whenever_its_predecessor_comes() -> None:
+    """Bob names an epoch 2 as the predecessor of an epoch 4, and had not heard of it: his vote is one for all, or for none."""
+    story = team("bob", "cyd", "dan", "eve")
+    base = list(story.messages)
+    first = story.say("ann", genesis(story, sees=base), sees=base)
+    second = story.say("cyd", genesis(story, 2, name_of(first), sees=[*base, first]), sees=[*base, first])
+    story.say("bob", genesis(story, 4, name_of(second), sees=base), sees=base)
+    story.say("bob", attest(first), sees=[*base, first])
+    for machine in in_every_order(story, 40):
+        assert machine.epoch_tally().voted(1, person("bob")) is None
+
+
+def test_a_genesis_that_its_device_repeats_counts_at_its_first_place() -> None:
+    """Bob puts the same signed bytes into another feed of his, which has heard of more members: a greater electorate."""
+    story = team("bob", "cyd")
+    story.writer("other", identity="bob")
+    story.say("bob", FeedAdmit(feed("other"), FeedKind.CONTROL, person("bob"), device("bob.d")))
+    base = list(story.messages)
+    joined = [story.say("ann", *story.join(name, Role.ADMIN), sees=base) for name in ("dan", "eve")]
+    declared = story.say("bob", genesis(story, sees=base), sees=base)
+    repeated = replace(story.say("other", genesis(story, sees=base), sees=joined), credentials=declared.credentials)
+    story.messages[-1] = repeated
+    story.say("cyd", attest(declared), sees=[*base, declared])
+    for machine in in_every_order(story, 40):
+        (epoch,) = machine.epoch_tally().chain
+        assert epoch.electorate == {person("ann"), person("bob"), person("cyd")}
+        assert epoch.final
 
 
 def test_a_device_that_had_not_heard_of_the_other_ones_later_vote_may_vote_below_it() -> None:

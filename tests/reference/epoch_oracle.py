@@ -308,14 +308,16 @@ class EpochOracle:
         return len(self.attested_by(genesis)) > len(electorate) / 2
 
     def _ancestry(self, genesis: bytes) -> list[bytes]:
-        """What it rests on, itself first."""
-        found = []
-        while genesis in self.geneses:
-            found.append(genesis)
+        """What it rests on, itself first: number by number."""
+        found = [genesis]
+        while True:
             what = self.geneses[genesis].what
             assert isinstance(what, EpochGenesis)
+            before = self.geneses.get(what.previous)
+            if before is None or _number(before) != what.number - 1:
+                return found
             genesis = what.previous
-        return found
+            found.append(genesis)
 
     @remembered
     def _counts(self, genesis: bytes) -> bool:

@@ -157,7 +157,7 @@ def _evidence_for(processor: "PartyProcessor", epoch: Epoch) -> bytes:
         vote = isinstance(said, EpochAttest) and said.genesis == epoch.hash and event.claim.issuer in waiting
         if vote:
             waiting.discard(event.claim.issuer)
-        if vote or event.hash == epoch.hash:
+        if vote or (event.hash == epoch.hash and not found):  # its declarer may have repeated it
             signed = credentials.at(event.feed_key, event.seq, event.position)
             found.append(Placed(event.feed_key, event.seq, event.stamp.depth, signed))
     return encode_evidence(processor.party, Cid(epoch.genesis.control), found)

@@ -7,6 +7,7 @@
 E1  An epoch counts whose number is one more than its predecessor's, whose timeframes include the predecessor's, whose
     `discard_before` does not go back, and whose predecessor is in the chain. Epoch 0 is the party's genesis: no blocks.
     Of a predecessor without a quorum, blocks may have been cut since, and the data timeframe may lack those.
+    Where a device repeats a genesis, its first place in canonical order counts, with the past that it has there.
 E2  Of several with one number, the one that a quorum of identities attested, or whose successors have a quorum (E6),
     names the number for good. Of two such (false votes, or members who had not heard of each other) it is the one whose
     quorum has the lower number, then the one with more votes: a few can't grind their way past many. Before that, the
@@ -463,12 +464,13 @@ class Tally:
         return possible >= majority(len(electorate))
 
     def _rests_on(self, later: bytes, earlier: bytes) -> bool:
+        """Whether one leads down to the other, number by number: what skips one rests on nothing, whatever it names."""
         at, number = self._declared.get(later), genesis_of(self._declared[earlier]).number
-        while at is not None and genesis_of(at).number >= number:
-            if at.hash == earlier:
-                return True
-            at = self._declared.get(genesis_of(at).previous)
-        return False
+        while at is not None and at.hash != earlier:
+            before = self._declared.get(genesis_of(at).previous)
+            follows_on = before is not None and genesis_of(before).number == genesis_of(at).number - 1 >= number
+            at = before if follows_on else None
+        return at is not None
 
     # votes
 

@@ -82,7 +82,7 @@ class PartyMachine:
         for message in start.messages if start is not None else ():
             self._take(message)
         begun = {chain.epoch for chain in self._starts.values()}
-        self._begun = {event.hash: event for event in self._verdicts.events if event.hash in begun}
+        self._begun = {event.hash: event for event in reversed(self._verdicts.events) if event.hash in begun}
         """The epochs that chains begin with."""
 
     def receive(self, message: ControlMessage) -> None:
@@ -244,15 +244,25 @@ class PartyMachine:
                 self._tallies.clear()
             self._tallied, self._epochs_seen, self._voided = ledger, len(verdicts.epoch_events), voided
         found = self._tallies.get(child)
+        fresh = ledger.epochs if found is None else ledger.epochs[found.epochs :]
+        if any(self._comes_first(event) for event in fresh):
+            self._geneses.clear()
+            self._tallies.clear()
+            found, fresh = None, ledger.epochs
         if found is None:
             start = self._starts.get(child)
             tally = Tally(child=child, start=start)
-            if start is not None:  # it counts, whatever is said of its declarer's feed by now
+            counting = {event.hash for event in ledger.epochs}
+            if start is not None and start.epoch not in counting:  # whatever is said of its declarer's feed by now
                 tally.add(self._epoch_act(self._begun[start.epoch]))
-            for event in self._voided:
-                tally.add(self._epoch_act(event, voided=True))
+            for event in roster.in_order(self._voided):
+                if event.hash not in counting:
+                    tally.add(self._epoch_act(event, voided=True))
             found = self._tallies[child] = _Counted(tally)
-        acts = [self._epoch_act(event) for event in ledger.epochs[found.epochs :]]
+        declared: dict[bytes, Event] = {}
+        for event in roster.in_order(fresh):
+            declared.setdefault(event.hash, event)
+        acts = [self._epoch_act(event) for event in declared.values()]
         for event in (*ledger.attests[found.attests :], *ledger.disputes[found.disputes :]):
             act = roster.epoch_act(event)
             assert not isinstance(act.act, EpochGenesis), event
@@ -263,6 +273,12 @@ class PartyMachine:
         found.epochs, found.attests = len(ledger.epochs), len(ledger.attests)
         found.disputes = len(ledger.disputes)
         return found.tally
+
+    def _comes_first(self, event: Event) -> bool:
+        """Whether the same genesis was counted at a later place. A device may repeat one, also in another feed of its own:
+        its first place in canonical order counts, and the past that it has there."""
+        known = self._geneses.get(event.hash)
+        return known is not None and (known.voided or event.stamp < known.stamp)
 
     def _epoch_act(self, event: Event, *, voided: bool = False) -> roster.EpochAct:
         """A genesis with what its past says of members and feeds, which does not change."""
