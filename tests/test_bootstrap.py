@@ -1,5 +1,6 @@
 """Standing on an epoch: a peer with the whole history, one that truncated it and one that never had it agree."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from echostore.peer.epochs import Epochs
 from echostore.peer.party import Party
 from echostore.wire import tree, tree_nodes
 from echostore.wire.cids import RAW, cid_codec
-from network_peers import address, converged, invited, peers
+from network_peers import address, converged, invited, peers, until
 from test_stale_messages import control_from
 from two_peers import open_quiet, sync
 
@@ -312,3 +313,23 @@ def test_a_particular_epoch_is_fetched_and_can_be_read(tmp_path: Path) -> None:
         assert cli("epoch", "fetch", "7").status == 3
         with echostore.open(tmp_path / "guest") as guest:
             assert guest.party("@Trip").as_of(1).get(item.id)["n"] == 1
+
+
+def test_a_start_that_fails_for_no_known_reason_stops_no_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with peers(tmp_path, "ann") as (ann,):
+        party, bootstraps = ann.create_party("Trip"), ann.network.bootstraps
+        failed: list[object] = []
+        looked: list[Party] = []
+
+        def looks(each: Party) -> None:
+            looked.append(each)
+            assert len(looked) > 1, "a mistake in the program"
+
+        monkeypatch.setattr(threading, "excepthook", failed.append)
+        monkeypatch.setattr(bootstraps, "_one", looks)
+        bootstraps._start(party.key)
+        until(lambda: failed)
+        bootstraps._start(party.key)
+        until(lambda: len(looked) == 2)

@@ -11,7 +11,9 @@ from control_floors import control_from, told
 from echostore.bench.many_epochs import Voter, add_epochs
 from echostore.kernel.errors import Compacted, Corrupt, Refused
 from echostore.kernel.ids import Cid, PartyKey
+from echostore.kernel.order import CONTROL, Envelope
 from echostore.kernel.party.credentials import EpochAttest, MemberRemove
+from echostore.kernel.party.machine import PartyMachine
 from echostore.kernel.sync.port import Rejection
 from echostore.peer import epochs as epochs_module
 from echostore.peer.bootstrap import believable, bootstrap
@@ -27,6 +29,7 @@ from echostore.wire.control_state import CONTROL_KEY, EVIDENCE_KEY, FLOOR_KEY, r
 from echostore.wire.credentials import verify_bytes
 from echostore.wire.epochs import read_cut
 from echostore.wire.generated import control_state_pb2 as pb
+from echostore.wire.messages import decode_envelope
 from network_peers import address, cid, converged, invited, peers, until
 from peer_builder import Circle
 from test_stale_messages import agreed_epoch, blobs_of, started
@@ -483,6 +486,71 @@ def test_no_lie_is_believed(lying: tuple[Served, Party, Party], lie: str, why: s
         served.taken_by(newcomer, renamed=lie != "removal dropped, name kept")
     assert why in refused.value.what
     assert control_base(newcomer) == 0
+
+
+@pytest.mark.parametrize("lie", ["no genesis", "of a child party", "another number", "two chains of one"])
+def test_a_chain_that_begins_with_something_else_is_refused(lying: tuple[Served, Party, Party], lie: str) -> None:
+    """Before a machine is made of it, whoever signed an epoch that names it."""
+    state = lying[0].state
+    (chain,) = state.chains
+    match lie:
+        case "no genesis":
+            first = verify_bytes(state.messages[0].credentials[0], PartyKey(state.party))
+            chain.epoch = chain.pins[-1].hash = first.hash
+        case "of a child party":
+            chain.child = bytes(32)
+        case "another number":
+            chain.number += 1
+        case "two chains of one":
+            state.chains.append(chain)
+            state.chains[1].child = bytes(32)
+    with pytest.raises(Corrupt, match="without the epoch that its chain begins with"):
+        read_control_state(state.SerializeToString(deterministic=True), PartyKey(state.party))
+
+
+@pytest.mark.parametrize("lie", ["identity", "place"])
+def test_evidence_names_everybody_once(lying: tuple[Served, Party, Party], lie: str) -> None:
+    served, newcomer, _ = lying
+    said = served.evidence.said
+    if lie == "identity":
+        said.append(said[1])
+        said[-1].seq += 1
+    else:
+        said[2].feed, said[2].seq = said[1].feed, said[1].seq
+    with pytest.raises(Corrupt, match="told twice"):
+        served.taken_by(newcomer, renamed=False)
+
+
+def test_who_looks_at_evidence_keeps_one_clock_for_all_who_attest(
+    lying: tuple[Served, Party, Party], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock has an entry for each control feed: one for each of twenty thousand members would fill the memory."""
+    served, newcomer, _ = lying
+    clocks: list[object] = []
+    receive = PartyMachine.receive
+    monkeypatch.setattr(
+        PartyMachine, "receive", lambda self, message: clocks.append(message.clock) or receive(self, message)
+    )
+    served.taken_by(newcomer)
+    assert len(clocks) == len(served.evidence.said) > 2
+    assert all(clock is clocks[1] for clock in clocks[1:])
+
+
+def test_a_genesis_that_its_declarer_repeats_hinders_nobody(tmp_path: Path) -> None:
+    made(tmp_path / "home")
+    peer, party = opened(tmp_path / "home")
+    with peer:
+        fold_whole(party.runtime.processor)
+        machine = party.runtime.processor.membership.machine
+        hash = machine.epoch_tally().chain[-2].hash
+        (event,) = (event for event in machine.events if event.hash == hash)
+        block = party.runtime.feeds.block(event.feed_key, event.seq)
+        envelope = decode_envelope(block.payload, CONTROL)
+        assert isinstance(envelope, Envelope)
+        party.members._issue([envelope.body.credentials[event.position]])
+        before = told(party)
+        assert run_gc(party).control_blocks
+        assert told(party) == before
 
 
 def test_a_sleeper_does_not_unlearn_a_removal(circle: Circle) -> None:

@@ -414,6 +414,14 @@ class Bootstraps:
                 self._thread.start()
 
     def _run(self) -> None:
+        try:
+            self._work()
+        finally:
+            with self._lock:  # also when it fails: the next one that is due starts a thread of its own
+                if self._thread is threading.current_thread():
+                    self._thread = None
+
+    def _work(self) -> None:
         while True:
             with self._lock:
                 if not (self._due or self._mends) or self._closing.is_set():

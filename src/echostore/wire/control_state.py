@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from echostore.kernel.errors import Corrupt
 from echostore.kernel.ids import FEED_ID_BYTES, KEY_BYTES, FeedId, FeedKey, PartyKey, feed_id
 from echostore.kernel.party.control_state import ChainStart, ControlFeed, ControlState, Step
-from echostore.kernel.party.credentials import ControlMessage, VerifiedCredential
+from echostore.kernel.party.credentials import ControlMessage, EpochGenesis, VerifiedCredential
 from echostore.kernel.party.pins import PinnedEpoch
 from echostore.wire.claims import HASH_BYTES
 from echostore.wire.control_blobs import Least, check_dense
@@ -99,8 +99,11 @@ def read_control_state(data: bytes, party: PartyKey) -> StoredControl:
     _ascending([(each.depth, each.feed, each.seq) for each in messages], "messages")
     chains = tuple(_read_chain(chain) for chain in message.chains)
     _ascending([chain.child or b"" for chain in chains], "chains")
-    known = {credential.hash for each in messages for credential in each.credentials}
-    if not all(chain.epoch in known for chain in chains):
+    begun = {chain.epoch: chain for chain in chains}
+    for credential in (credential for each in messages for credential in each.credentials):
+        if credential.hash in begun and _begins(begun[credential.hash], credential):
+            del begun[credential.hash]
+    if begun or len({chain.epoch for chain in chains}) != len(chains):
         raise Corrupt("a control state without the epoch that its chain begins with")
     signed = {
         (cuts[kept.feed].feed, kept.seq, position): raw
@@ -209,6 +212,11 @@ def _read_chain(chain: pb.ChainStartState) -> ChainStart:
         raise Corrupt("a control state whose chain does not begin with a pinned epoch")
     child = PartyKey(chain.child) if chain.child else None
     return ChainStart(child, chain.number, chain.epoch, tuple(chain.rivals), pins)
+
+
+def _begins(chain: ChainStart, credential: VerifiedCredential) -> bool:
+    said = credential.claim.assertion if credential.claim is not None else None
+    return isinstance(said, EpochGenesis) and (said.child, said.number) == (chain.child, chain.number)
 
 
 def _lengths(feeds: bytes, lengths: Sequence[int]) -> tuple[tuple[FeedId, int], ...]:

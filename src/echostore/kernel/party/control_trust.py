@@ -9,7 +9,7 @@ something out, or says more than was said, is believed only if as many lied as a
 
 from collections.abc import Sequence
 
-from echostore.kernel.ids import FeedId, feed_id
+from echostore.kernel.ids import FeedId, IdentityKey, feed_id
 from echostore.kernel.party.control_state import LOWERING, ControlState
 from echostore.kernel.party.credentials import Assertion, ControlMessage, EpochAttest, EpochGenesis, VerifiedCredential
 from echostore.kernel.party.epoch_chain import Epoch, enough_to_join
@@ -32,14 +32,22 @@ def confirmed(state: ControlState, name: bytes, said: Sequence[ControlMessage]) 
     machine = PartyMachine(state.party, state)
     if machine.genesis is None:
         return "it does not begin with the party's genesis"
-    ends = {feed_id(key): length - 1 for key, length in state.lengths.items()}
+    clock = {feed_id(key): length - 1 for key, length in lengths.items()}
+    told: set[object] = set()
     for message in said:
         if message is not said[0] and not isinstance(_assertion(message), EpochAttest):
             return "more is told than who attests the epoch"
-        if message.seq < state.lengths.get(message.feed_key, 0):
+        if message.seq < lengths.get(message.feed_key, 0):
             return "what is told of the epoch stands inside the state"
-        machine.receive(_above(message, ends))
-        ends[message.feed] = max(message.seq, ends.get(message.feed, -1))
+        once = {_issuer(message), (message.feed_key, message.seq)}
+        if once & told:
+            return "somebody is told twice, or a place"
+        told |= once
+        machine.receive(_above(message, clock))
+        if (
+            message is said[0]
+        ):  # one clock for all who attest: a copy for each would grow with the square of the members
+            clock = {**clock, message.feed: message.seq}
     hash = said[0].credentials[0].hash
     epoch = next((each for each in machine.epoch_tally().chain if each.hash == hash), None)
     if epoch is None:
@@ -67,9 +75,11 @@ def _assertion(message: ControlMessage) -> Assertion | None:
     return claim.assertion if claim is not None else None
 
 
-def _above(message: ControlMessage, ends: dict[FeedId, int]) -> ControlMessage:
-    """A message told, as one that has seen the cut and what was told before."""
-    clock = {**ends, message.feed: message.seq - 1}
-    if not message.seq:
-        del clock[message.feed]
+def _issuer(message: ControlMessage) -> IdentityKey | None:
+    claim = message.credentials[0].claim
+    return claim.issuer if claim is not None else None
+
+
+def _above(message: ControlMessage, clock: dict[FeedId, int]) -> ControlMessage:
+    """A message told, as one that has seen the cut, and the genesis if it attests that."""
     return ControlMessage(message.feed, message.feed_key, message.seq, message.depth, clock, message.credentials)
