@@ -1,5 +1,6 @@
 """Who holds another branch of a forked feed than an attested epoch ends with the state of all others (DESIGN 3, 9)."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,7 +9,9 @@ from typing import Any
 import pytest
 
 import echostore
+from echostore.kernel.errors import Closed
 from echostore.kernel.feed import Head
+from echostore.peer import parting
 from echostore.peer.epochs import Epochs
 from echostore.peer.parting import pinned_elsewhere
 from echostore.peer.party import Party
@@ -100,6 +103,37 @@ def test_who_held_the_other_branch_comes_over_and_loses_nothing_of_its_own(tmp_p
         with story.dan() as (_, party):
             assert cid(party) == before, "and after a restart"
             assert story.item["more"] is True
+
+
+def test_who_is_killed_while_it_comes_over_loses_nothing_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its feed has ended and it stands on the epoch, where what it wrote on top of the other branch can't be processed."""
+    with peers(tmp_path, "ann", "bob", "cat") as (ann, bob, cat):
+        story = Forked(tmp_path, ann, bob, cat, other=5)
+        with echostore.open(tmp_path / "dan", background=False) as away:
+            party = away.party(story.trip.key)
+            story.give(party, story.other)
+            write_on_it(party, story.item)
+        story.agree()
+        killed = threading.Event()
+
+        def dies(*_: object) -> None:
+            killed.set()
+            raise Closed("killed")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(parting, "write_again", dies)
+            with story.dan() as (dan, _):
+                dan.connect(address(ann))
+                until(killed.is_set)
+        with story.dan() as (dan, party):
+            dan.connect(address(ann))
+            converged(story.trip, *story.others, party)
+            for each in (story.trip, party):
+                assert each.get(story.item.id)["mine"] == "kept"
+                assert [note["said"] for note in each.query(type="note").all()] == ["after"]
+                assert [str(item) for item in each.items() if item.model == "text"] == ["my words"]
 
 
 def test_who_is_on_the_chosen_branch_and_behind_fetches_nothing(tmp_path: Path) -> None:

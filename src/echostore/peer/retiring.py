@@ -124,8 +124,7 @@ def rebase_retired(party: "Party") -> Rebased | None:
         end = max((interval.end or 0 for interval in record.intervals), default=0)
         held = runtime.feeds.feed(own.cursor.key)
         kept = [
-            (seq, runtime.processor.operations_at(own.feed, seq))
-            for seq in range(max(end, held.base), own.cursor.length)
+            (seq, runtime.processor.operations_at(own.feed, seq)) for seq in range(max(end, held.base), held.length)
         ]
         return write_again(party, own.feed, kept)
 
