@@ -1,6 +1,7 @@
 """Standing on an epoch: a peer with the whole history, one that truncated it and one that never had it agree."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from echostore.peer.epoch_gc import plan_gc, run_gc
 from echostore.peer.epochs import Epochs
 from echostore.peer.party import Party
 from echostore.wire import tree, tree_nodes
-from echostore.wire.cids import RAW, cid_codec
+from echostore.wire.cids import PROTOBUF, RAW, cid_codec, cid_of, is_cid
+from echostore.wire.generated import epoch_pb2 as pb
 from network_peers import address, converged, invited, peers, until
-from test_stale_messages import control_from
+from test_stale_messages import blobs_of, control_from
 from two_peers import open_quiet, sync
 
 
@@ -101,6 +103,44 @@ def test_a_newcomer_on_an_epoch_and_its_tail_has_the_same_state(tmp_path: Path) 
         assert theirs.query(type="task").where(n=77).count() == 1
     with open_quiet(tmp_path / "bob") as bob:
         assert bob.party(bob.parties()[0].key).snapshot().cid == cid
+
+
+@pytest.mark.parametrize(
+    ("lie", "why"),
+    [
+        ("none", "does not name where it ends"),
+        ("no CID", "does not name where it ends"),
+        ("pages without CIDs", "a page that has no CID"),
+        ("of another epoch", "is not where it ends"),
+    ],
+)
+def test_an_epoch_with_a_false_cut_is_not_stood_on(tmp_path: Path, lie: str, why: str) -> None:
+    """And nobody is asked for what is no CID: whoever is, takes it for an attack and hangs up."""
+    with open_quiet(tmp_path / "ann") as ann, open_quiet(tmp_path / "bob") as bob:
+        party = ann.create_party("Trip")
+        items = fill(party)
+        Epochs(party).create()
+        items[3]["n"] = 77
+        Epochs(party).create()
+        first, epoch = Epochs(party).chain()
+        assert party.runtime.blobs is not None
+        pages = pb.EpochCut(pages=[b"junk", b""]).SerializeToString()
+        party.runtime.blobs.put_many({cid_of(pages, PROTOBUF): pages})
+        cuts = {"none": b"", "no CID": b"x" * 36, "pages without CIDs": cid_of(pages, PROTOBUF)}
+        lying = replace(epoch, genesis=replace(epoch.genesis, cut=cuts.get(lie, first.genesis.cut)))
+        theirs = bob.enter(party.members.admit(bob.request_join(party.key)))
+        control_from(party, theirs)
+        fetch = blobs_of(party, theirs)
+
+        def checked(cids: list[Cid], follow: Follow | None = None) -> None:
+            assert all(map(is_cid, cids))
+            fetch(cids, follow)
+
+        with pytest.raises(Corrupt, match=why):
+            bootstrap(theirs, lying, checked)
+        assert theirs.runtime.processor.base is None
+        bootstrap(theirs, epoch, checked)
+        assert theirs.snapshot().cid == party.snapshot().cid
 
 
 def test_a_page_that_breaks_the_rules_is_found_before_anything_stands_on_it(

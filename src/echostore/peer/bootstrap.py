@@ -43,6 +43,7 @@ from echostore.peer.parting import leave_branch, pinned_elsewhere
 from echostore.peer.status import REMOVED, REVOKED, standing_of
 from echostore.peer.view_reading import view_states
 from echostore.wire.base_epoch import FETCHING_KEY, BaseEpoch, BaseName
+from echostore.wire.cids import is_cid
 from echostore.wire.control_blobs import chunks_named
 from echostore.wire.items import is_deleted
 from echostore.wire.placements import PlacementReader
@@ -164,6 +165,9 @@ def bootstrap(party: "Party", epoch: Epoch, fetch: Fetch, progress: Progress = l
         runtime.feeds.set_about({FETCHING_KEY: b""})
         if base.root.party != runtime.party:
             raise Corrupt(f"epoch {name.number} names the state of another party")
+        ends = {(entry.feed, entry.seq + 1, entry.link) for entry in epoch.genesis.timeframe}
+        if ends != {(cut.feed, cut.length, cut.link) for cut in base.cuts.values() if not cut.control}:
+            raise Corrupt(f"the cut of epoch {name.number} is not where it ends")
         return Outcome(name.number, leave_branch(party, epoch, base, stand_on), fetching_s)
 
 
@@ -217,10 +221,13 @@ def _older_name(party: "Party", number: int, fetch: Fetch) -> BaseName:
         first, blobs = first_known(runtime), runtime.blobs
     assert first is not None
     assert blobs is not None
-    fetch([Cid(first.genesis.record)], back_to(number))
+    record = Cid(first.genesis.record)
+    if not is_cid(record):
+        raise Corrupt(f"epoch {first.number} names no record, and none of the epochs below it")
+    fetch([record], back_to(number))
     with party.reading():
-        record = record_of_older(runtime, number, blobs.get)
-    return BaseName(number, b"", record.snapshot, Cid(b""), discards=True)
+        older = record_of_older(runtime, number, blobs.get)
+    return BaseName(number, b"", older.snapshot, Cid(b""), discards=True)
 
 
 class EarlyReader:

@@ -53,6 +53,7 @@ Progress = Callable[[int, int], None]
 
 def fetch_heads(blobs: "BlobStore", name: BaseName, fetch: Fetch) -> None:
     """Everything of an epoch but its items: enough to know where it ends and what is in it."""
+    name.check()
     fetch([name.snapshot, name.cut] if name.cut else [name.snapshot])
     root = read_state_root(blobs.get(name.snapshot))
     pages = cut_pages(blobs.get(name.cut)) if name.cut else []

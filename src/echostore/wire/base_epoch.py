@@ -24,6 +24,7 @@ from echostore.kernel.models.factory import ModelFactory
 from echostore.kernel.order import Cut
 from echostore.kernel.party.credentials import EpochGenesis
 from echostore.kernel.snapshot import Path, StateRoot
+from echostore.wire.cids import is_cid
 from echostore.wire.epochs import FeedCut, cut_pages, read_cut
 from echostore.wire.generated import snapshot_pb2 as pb
 from echostore.wire.items import decode_moves, decode_record, move_chunks
@@ -58,6 +59,11 @@ class BaseName:
     def of(genesis: EpochGenesis, hash: bytes) -> "BaseName":
         # `discard_before` never goes back along the chain, so this epoch speaks for those below it as well.
         return BaseName(genesis.number, hash, genesis.snapshot, Cid(genesis.cut), genesis.discard_before_ms > 0)
+
+    def check(self) -> None:
+        """Corrupt for a genesis that names no cut: nobody can go on from that."""
+        if self.genesis and not is_cid(self.cut):
+            raise Corrupt(f"epoch {self.number} does not name where it ends")
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode([self.number, self.genesis, self.snapshot, self.cut, self.discards])
@@ -95,7 +101,8 @@ class BaseEpoch:
         return BaseEpoch(BaseName(number, b"", snapshot, Cid(b""), discards=True), get, factory)
 
     def _read_cuts(self) -> Iterable[FeedCut]:
-        if self.name.cut:
+        if self.name.genesis:
+            self.name.check()
             return read_cut(self.name.cut, self._need)
         return [FeedCut(each.feed_key, False, each.seq + 1, each.link, 0, ()) for each in self.root.timeframe]
 

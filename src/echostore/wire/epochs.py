@@ -101,7 +101,10 @@ def read_cut(cid: Cid, get: Callable[[Cid], bytes]) -> Iterator[FeedCut]:
 
 def cut_pages(data: bytes) -> list[Cid]:
     """The blobs that the root of a cut names."""
-    return [Cid(page) for page in canonical_message(pb.EpochCut, data, "an epoch's cut").pages]
+    pages = canonical_message(pb.EpochCut, data, "an epoch's cut").pages
+    if not all(map(is_cid, pages)):
+        raise Corrupt("an epoch's cut with a page that has no CID")
+    return [Cid(page) for page in pages]
 
 
 def cut_entry(cut: FeedCut) -> pb.CutEntry:
