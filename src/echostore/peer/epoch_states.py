@@ -28,6 +28,7 @@ from echostore.wire.cids import PROTOBUF, cid_of
 from echostore.wire.epochs import encode_cut
 from echostore.wire.membership import membership_names
 from echostore.wire.snapshot import read_state_root
+from echostore.wire.tree_reader import MissingBlob
 
 if TYPE_CHECKING:
     from echostore.peer.party import Party
@@ -56,26 +57,32 @@ class EpochStates:
                 return _Made(live, self._stored)
             runtime.flush()
         with ExitStack() as stack:
-            feeds = self._beside(stack)
-            for base in self._bases(genesis, predecessors):
+            fold = _Fold(self._party, self._beside(stack), self._parent_key(), genesis)
+            for name in self._predecessors(genesis):
                 try:
-                    folded = fold_to(
-                        genesis,
-                        self._party.key,
-                        feeds=feeds[0],
-                        factory=runtime.processor.factory,
-                        base=base,
-                        parent_feeds=feeds[1] if len(feeds) > 1 else None,
-                        parent=self._parent_key(),
-                        cancelled=lambda: self._party.peer.epoch_keeper.closing,
-                    )
+                    return self._over(fold, name, predecessors)
                 except UnlikeBase:
                     continue
                 except (NotFound, Compacted):
                     return None  # it would need blocks that were truncated
                 except OpenTimeframe as proof:
                     return proof
-                return None if folded is None else _Made(folded, self._stored if base is None else base.blob)
+        return None
+
+    def _over(self, fold: "_Fold", name: bytes, predecessors: int) -> "_Made | None":
+        """The state over a predecessor, or over the beginning; None when that can't be had here."""
+        if not name:
+            folded = fold(None)
+            return None if folded is None else _Made(folded, self._stored)
+        for anew in (False, True):
+            base = self._base(name, predecessors, anew=anew)
+            if base is None:
+                return None
+            try:
+                folded = fold(base)
+            except MissingBlob:
+                continue  # pages of it are lost: it is made again
+            return None if folded is None else _Made(folded, base.blob)
         return None
 
     def _live(self, runtime: "PartyRuntime", genesis: EpochGenesis) -> Folded | None:
@@ -101,29 +108,30 @@ class EpochStates:
         cut = encode_cut(cuts_at(processor, root, control), blobs.__setitem__)
         return Folded(cid_of(data, PROTOBUF), root, cut, blobs, 0)
 
-    def _bases(self, genesis: EpochGenesis, predecessors: int) -> Iterator[BaseEpoch | None]:
-        """The predecessors, nearest first, and then the beginning; it ends at one that can't be had here."""
+    def _predecessors(self, genesis: EpochGenesis) -> Iterator[bytes]:
+        """Names of the predecessors, nearest first, and then of the beginning; it ends where control begins here."""
         previous = genesis.previous
         while previous:
-            base = self._base(previous, predecessors)
-            if base is None:
-                return
-            yield base
+            yield previous
             before = self._declared(previous)
             if before is None:
-                return  # below where control begins
+                return
             previous = before.previous
-        yield None
+        yield b""
 
-    def _base(self, name: bytes, predecessors: int) -> BaseEpoch | None:
-        """An epoch to fold from: the one that the party stands on, one that is believed, or one that is made first."""
+    def _base(self, name: bytes, predecessors: int, *, anew: bool) -> BaseEpoch | None:
+        """An epoch to fold from: the one that the party stands on, one that is believed, or one that is made first.
+
+        `anew`: of the one that is here not all is left.
+        """
         with self._party.lock:
             runtime = self._party.runtime
             standing = runtime.processor.base
-            if standing is not None and standing.name.genesis == name:
+            if standing is not None and standing.name.genesis == name and not anew:
                 return standing
             genesis = self._declared(name)
-            opened = _opened(runtime, genesis, name) if genesis is not None and runtime.blobs is not None else None
+            here = genesis is not None and runtime.blobs is not None and not anew
+            opened = _opened(runtime, genesis, name) if here and genesis is not None else None
             if genesis is None or (opened is not None and self._believed(genesis.number, name)):
                 return opened
         made = self._at(genesis, predecessors - 1) if predecessors else None
@@ -161,6 +169,28 @@ class EpochStates:
     def _parent_key(self) -> PartyKey | None:
         parent = self._party.runtime.processor.parent
         return parent.party if parent is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Fold:
+    """Folds to a genesis, from any base."""
+
+    party: "Party"
+    feeds: list[FeedStore]
+    parent: PartyKey | None
+    genesis: EpochGenesis
+
+    def __call__(self, base: BaseEpoch | None) -> Folded | None:
+        return fold_to(
+            self.genesis,
+            self.party.key,
+            feeds=self.feeds[0],
+            factory=self.party.runtime.processor.factory,
+            base=base,
+            parent_feeds=self.feeds[1] if len(self.feeds) > 1 else None,
+            parent=self.parent,
+            cancelled=lambda: self.party.peer.epoch_keeper.closing,
+        )
 
 
 @dataclass(frozen=True, slots=True)
