@@ -16,6 +16,7 @@ from echostore.testing.inmemory import link
 from network_peers import cid, converged, invited, peers, until
 from peer_builder import Circle
 from test_epoch_agreement import declare_a_lie, give_blobs
+from two_peers import open_quiet
 
 
 @pytest.fixture(autouse=True)
@@ -254,6 +255,18 @@ def test_who_never_entered_is_told_what_it_can_not_name(tmp_path: Path) -> None:
         assert members.unseen_children(circle.peers["ann"].identity) == []
         circle.peers["ann"].enter_child(circle.party("ann"), child.key)
         assert members.unseen_children(circle.peers["bob"].identity) == []
+
+
+def test_a_damaged_one_keeps_nobody_in_who_never_entered_it(tmp_path: Path) -> None:
+    with Circle(tmp_path, "ann", "bob") as circle:
+        play = Play(circle)
+        parent, child, bob = circle.party("ann").key, play.key, circle.peers["bob"].identity
+    for file in (tmp_path / "ann" / "parties" / child.hex()).glob("feeds.db*"):
+        file.unlink()
+    with open_quiet(tmp_path / "ann") as ann:
+        party = ann.party(parent)
+        party.members.remove(bob)
+        assert [member.identity for member in party.members.all() if member.role is not None] == [ann.identity]
 
 
 def test_members_and_policy_are_the_parents_business(tmp_path: Path) -> None:

@@ -265,12 +265,13 @@ class Members:
             subjects = self._subjects(member)
             found = []
             for child in (None, *(key for key, _ in machine.children)):
-                seen = self._seen(child)
-                found += [
-                    FeedBound(feed, *seen[feed])
+                feeds = [
+                    feed
                     for feed, admitted in machine.admission(child).by_id.items()
-                    if feed in seen and admitted.identity in subjects and device in (None, admitted.device)
+                    if admitted.identity in subjects and device in (None, admitted.device)
                 ]
+                seen = self._seen(child) if feeds else {}  # one that does not concern them may be closed, or damaged
+                found += [FeedBound(feed, *seen[feed]) for feed in feeds if feed in seen]
             return tuple(sorted(found, key=lambda bound: bound.feed))
 
     def _seen(self, child: PartyKey | None) -> dict[FeedId, tuple[int, bytes]]:
