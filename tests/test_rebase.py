@@ -11,7 +11,8 @@ from echostore.peer.retiring import Rebased, rebase_retired, retire_silent
 from network_peers import cid
 from peer_builder import Circle, reasons
 from test_discarding import Clock, discarded, seen_by_all
-from two_peers import sync
+from test_stale_messages import agreed_epoch
+from two_peers import _copy, sync
 
 
 @pytest.fixture(autouse=True)
@@ -192,3 +193,51 @@ def test_edits_beside_discarded_history_are_done_again_where_that_is_still_here(
     assert set(reasons(away.ann)) == {"retired"}
     assert rebased.left == 0
     assert str(away.text) == " by cattwo"
+
+
+def test_edits_of_what_was_moved_in_the_same_go_are_done_again(away: Away) -> None:
+    """The move is on the new feed, and not durable yet, when the text is looked at."""
+    away.retire()
+    theirs = away.of_cat(away.text)
+    theirs.move(away.of_cat(away.things))
+    theirs.insert(0, "zero ")
+    assert away.back().left == 0
+    assert str(away.text) == "zero one two three"
+    assert away.text.parent.id == away.things.id
+
+
+def test_edits_on_blocks_that_are_gone_stay_behind_and_are_listed(away: Away) -> None:
+    """The index names blocks above the base that are not here any more."""
+    agreed_epoch(away.circle, *away.circle.names)
+    away.text.insert(0, "new ")
+    away.circle.meet_all()
+    away.retire()
+    away.of_cat(away.text).insert(2, "er, n")
+    away.of_cat(away.things)["kept"] = 1
+    away.cat.flush()
+    away.circle.meet_all()
+    feeds, processor = away.cat.runtime.feeds, away.cat.runtime.processor
+    written = {feed for feed, _ in processor.places(frozenset({away.text.id}))}
+    assert away.cat.runtime.data is not None
+    others = [processor.feed_key(feed) for feed in written - {away.cat.runtime.data.feed}]
+    feeds.begin_at({key: (feeds.length(key), feeds.feed(key).last_link) for key in others})
+    rebased = rebase_retired(away.cat)
+    assert rebased is not None
+    assert (rebased.operations, rebased.left) == (1, 1)
+    assert {reject.reason for reject in away.cat.rejected()} == {"retired"}
+    assert away.of_cat(away.things)["kept"] == 1
+
+
+def test_an_epoch_is_adopted_with_own_blocks_that_are_not_durable_yet(away: Away) -> None:
+    Epochs(away.ann).create()
+    away.circle.meet_all()
+    away.things["n"] = 1
+    for name in ("bob", "cat"):
+        Epochs(away.circle.party(name)).review()
+        away.circle.party(name).flush()
+    while _copy(away.circle.party("bob"), away.ann):  # without flushing
+        pass
+    base = away.ann.runtime.processor.base
+    assert base is not None
+    assert base.name.number == 1
+    assert away.things["n"] == 1

@@ -207,6 +207,7 @@ def _fits(processor: "PartyProcessor", cursors: Iterable[FeedCursor]) -> bool:
 
 def _touched_above(processor: "PartyProcessor", base: BaseEpoch) -> set[ItemId]:
     """Items that blocks above the cut write."""
+    processor.before_refold()  # own blocks that are not durable yet are among them
     found: set[ItemId] = set()
     for feed, cursor in processor.orderer.cursors.items():
         if cursor.kind == DATA:

@@ -91,6 +91,7 @@ class Reissues:
             return
         self._busy = True
         try:
+            runtime.flush_blocks()
             refused = self._refused_own()
             for item in [*refused] if self._look_at_all else [item for item in refused if item in items]:
                 self._look_at(item, refused[item])
@@ -109,7 +110,7 @@ class Reissues:
         assert runtime.data is not None
         found: dict[ItemId, dict[tuple[int, int], Reject]] = {}
         for reject in runtime.processor.rejects():
-            if reject.feed != runtime.data.feed or reject.seq >= runtime.data.cursor.length:
+            if reject.feed != runtime.data.feed or not self._held(reject.feed, reject.seq):
                 continue
             for position, operation in enumerate(runtime.processor.operations_at(runtime.data.feed, reject.seq)):
                 if reject.position in (-1, position):
@@ -134,6 +135,8 @@ class Reissues:
         assert runtime.data is not None
         found = []
         for seq in sorted(runtime.processor.touches_of(record.item, runtime.data.feed, 0)):
+            if not self._held(runtime.data.feed, seq):
+                continue
             for position, operation in enumerate(runtime.processor.operations_at(runtime.data.feed, seq)):
                 if operation.item == record.item and operation.field == record.model.name:
                     reject = refused.get((seq, position))
@@ -144,6 +147,7 @@ class Reissues:
         self, record: ItemRecord, lost: list[Any], content: Callable[[str], str] = lambda piece: piece
     ) -> bool:
         writer = lost[-1].update[-1].writer
+        self._runtime.flush_blocks()  # what this device wrote just now is read again too
         base = self._runtime.processor.base
         seen, deleted = self._with_excluded(record, writer, base)
         if base is not None and not seen.holds(lost[-1].update):
@@ -169,7 +173,7 @@ class Reissues:
         deleted: set[Atom] = set()
         stored = base.record(record.item) if base is not None else None
         for feed, seq in processor.places(frozenset({record.item})):
-            if seq < (base.length(feed) if base is not None else processor.feeds.feed(processor.feed_key(feed)).base):
+            if (base is not None and seq < base.length(feed)) or not self._held(feed, seq):
                 continue  # the base has it, and what the base has is not excluded; or it is not here any more
             for body, stamp in self._updates(record, feed, seq):
                 entries.append((body, stamp, 0))
@@ -179,6 +183,12 @@ class Reissues:
         seen = stored.model if stored is not None else type(record.model)(record.item)
         seen.apply_many(entries)
         return seen, deleted
+
+    def _held(self, feed: FeedId, seq: int) -> bool:
+        """Whether a block is here: it may lie below where its feed begins now."""
+        processor = self._runtime.processor
+        held = processor.feeds.feed(processor.feed_key(feed))
+        return held.base <= seq < held.length
 
     def _updates(self, record: ItemRecord, feed: FeedId, seq: int) -> Iterable[tuple[Any, Stamp]]:
         processor = self._runtime.processor
