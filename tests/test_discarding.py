@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import echostore
 from cli_process import Cli
 from echostore.kernel.errors import Compacted, NotFound, UsageError
 from echostore.kernel.ids import FeedId, Stamp
@@ -381,6 +382,106 @@ def test_nobody_but_an_admin_retires_and_only_by_policy(circle: Circle) -> None:
     circle.party("ann").members.set_policy({"epoch.silence_s": b"1"})
     circle.meet_all()
     assert retire_silent(circle.party("bob")) == []
+
+
+SILENCE = {"epoch.silence_s": b"36000"}
+"""Ten hours."""
+
+
+def test_a_device_that_has_not_written_yet_is_silent_since_it_joined(tmp_path: Path) -> None:
+    clock = Clock()
+    with (
+        Circle(tmp_path, "ann", now_ms=clock) as circle,
+        echostore.open(tmp_path / "dan", name="dan", background=False, now_ms=clock) as dan,
+    ):
+        ann = circle.party("ann")
+        ann.members.set_policy(SILENCE)
+        clock.hours(50)
+        theirs = dan.enter(ann.members.admit(dan.request_join(circle.key), role="editor"))
+        sync(ann, theirs)
+        assert theirs.runtime.data is not None
+        assert theirs.runtime.data.cursor.length == 0
+        clock.hours(9)
+        assert retire_silent(ann) == []
+        clock.hours(2)
+        assert retire_silent(ann) == [theirs.runtime.data.cursor.key]
+
+
+def test_a_control_message_is_a_sign_of_life(tmp_path: Path) -> None:
+    clock = Clock()
+    with Circle(tmp_path, "ann", "bob", "cat", now_ms=clock) as circle:
+        ann, bob, cat = (circle.party(name) for name in circle.names)
+        ann.members.set_policy(SILENCE)
+        circle.meet_all()
+        for party in (bob, cat):
+            party.system_item["here"] = 1
+        circle.meet_all()
+        clock.hours(9)
+        ann.system_item["alive"] = 1
+        Epochs(ann).create()
+        circle.meet_all()
+        assert [judged.verdict for judged in Epochs(bob).review()] == ["attested"]
+        circle.meet_all()
+        clock.hours(2)
+        assert cat.runtime.data is not None
+        assert retire_silent(ann) == [cat.runtime.data.cursor.key], "bob has attested"
+
+
+def test_a_feed_that_begins_at_its_end_was_written_before_the_first_epoch_that_has_it(tmp_path: Path) -> None:
+    clock = Clock()
+    with Circle(tmp_path, "ann", "bob", "cat", now_ms=clock) as circle:
+        ann, bob, cat = (circle.party(name) for name in circle.names)
+        ann.members.set_policy(SILENCE)
+        circle.meet_all()
+
+        def epoch() -> None:
+            for party in (ann, cat):
+                party.system_item["at"] = clock()
+            agreed_epoch(circle, "ann", "cat")
+            Epochs(ann).gc()
+
+        clock.hours(20)
+        bob.system_item["here"] = 1
+        cat.system_item["here"] = 1
+        circle.meet_all()
+        clock.hours(1)
+        epoch()
+        epoch()
+        assert bob.runtime.data is not None
+        feed = bob.runtime.data.cursor.key
+        held = ann.runtime.feeds.feed(feed)
+        assert held.base == held.length > 0, "all that bob wrote is gone here"
+        assert retire_silent(ann) == []
+        for _ in range(3):
+            clock.hours(2)
+            epoch()
+            assert retire_silent(ann) == []
+        clock.hours(4)
+        assert retire_silent(circle.restart("ann")) == [feed], "epochs that come later do not put it off"
+
+
+def test_who_started_from_an_epoch_retires_nobody_who_wrote_shortly_before(tmp_path: Path) -> None:
+    clock = Clock()
+    with Circle(tmp_path, "ann", "bob", now_ms=clock) as circle:
+        ann, bob = circle.party("ann"), circle.party("bob")
+        ann.members.set_policy(SILENCE)
+        clock.hours(20)
+        circle.meet_all()
+        bob.system_item["here"] = 1
+        ann.system_item["here"] = 1
+        circle.meet_all()
+        agreed_epoch(circle, "ann", "bob")
+        ann.system_item["here"] = 2
+        clock.hours(5)
+        with echostore.open(tmp_path / "dan", name="dan", background=False, now_ms=clock) as dan:
+            theirs = dan.enter(ann.members.admit(dan.request_join(circle.key), role="admin"))
+            started(ann, theirs)
+            assert bob.runtime.data is not None
+            held = theirs.runtime.feeds.feed(bob.runtime.data.cursor.key)
+            assert held.base == held.length > 0
+            assert retire_silent(theirs) == []
+            clock.hours(6)
+            assert retire_silent(theirs) == [bob.runtime.data.cursor.key]
 
 
 class Clock:

@@ -4,7 +4,7 @@
               that it no longer holds up what epochs may discard
     device    finds its feed retired: it opens a new one and writes again what the old one has beyond its end
 
-Ages are by the writers' clocks and the admin's own: retiring is an admin's act, not part of a fold. Edits of texts and
+Ages are by the writers' clocks, the declarers' and the admin's own: retiring is an admin's act, not part of a fold. Edits of texts and
 lists are done again on what these are now, as far as nobody has overtaken them (`kernel.models.repeating`). What stays
 behind is listed by `party.rejected()` with the reason `retired`:
 
@@ -16,7 +16,7 @@ behind is listed by `party.rejected()` with the reason `retired`:
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from echostore.kernel.errors import Refused, TooLarge
 from echostore.kernel.ids import FeedId, FeedKey, ItemId, Stamp, feed_id
@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from echostore.kernel.party.admission import FeedAdmission
     from echostore.peer.party import Party
     from echostore.peer.runtime import PartyRuntime
+
+
+SIGNS_SETTING: Final = "signs_of_life"
+"""Under which the MetaStore keeps, per feed of a party, its length and when its end was written at the latest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +68,15 @@ def retire_silent(party: "Party") -> list[FeedKey]:
         mine = next((member.role for member in machine.members if member.identity == identity), None)
         if not silence_ms or mine is None or mine < Role.ADMIN:
             return []
+        signs = _SignsOfLife(party, owner.runtime)
         silent = [
             admitted
             for admitted in runtime.processor.admission.feeds
             if _open_writer(admitted)
             and not _own(runtime, admitted.feed)
-            and _last_ms(runtime, owner.runtime, admitted) < runtime.now_ms() - silence_ms
+            and signs.last_ms(admitted) < runtime.now_ms() - silence_ms
         ]
+        signs.keep()
         for admitted in silent:
             cursor = runtime.processor.orderer.cursors.get(feed_id(admitted.feed))
             owner.members.issue_claim(FeedRetire(admitted.feed, cursor.length if cursor is not None else 0))
@@ -86,28 +92,65 @@ def _own(runtime: "PartyRuntime", feed: FeedKey) -> bool:
     return runtime.feeds.has_feed(feed) and runtime.feeds.feed(feed).own
 
 
-def _last_ms(runtime: "PartyRuntime", owner: "PartyRuntime", admitted: "FeedAdmission") -> int:
-    """The last sign of life of a feed's device: its data, or its control feed. Without any, the party's own age.
+class _SignsOfLife:
+    """When the device of a feed was last heard of: its last data or control message, or the admission of the feed.
 
-    The control feeds of a child party are those of its parent, the `owner`.
+    Where the last message is gone (`epoch gc`, or this peer started from an epoch), it was written before the first epoch
+    that contains it. Such epochs go in their turn, so what was found once is kept for as long as the feed stays as it is.
     """
-    genesis = runtime.processor.membership.machine.genesis
-    last = max(genesis.created_ms if genesis is not None else 0, _written_ms(runtime, admitted.feed, DATA))
-    for other in owner.processor.admission.feeds:
-        if other.kind is FeedKind.CONTROL and other.device == admitted.device:
-            last = max(last, _written_ms(owner, other.feed, CONTROL))
-    return last
+
+    def __init__(self, party: "Party", owner: "PartyRuntime") -> None:
+        """The control feeds of a child party are those of its parent, the `owner`."""
+        self._party, self._runtime, self._owner = party, party.runtime, owner
+        self._known: dict[str, list[int]] = party.peer.meta.setting(SIGNS_SETTING, {}, party=party.key)
+        self._found: dict[str, list[int]] = {}
+
+    def last_ms(self, admitted: "FeedAdmission") -> int:
+        machine = self._runtime.processor.membership.machine
+        last = max(machine.admitted_ms(admitted.feed), self._written_ms(self._runtime, admitted.feed, DATA))
+        for other in self._owner.processor.admission.feeds:
+            if other.kind is FeedKind.CONTROL and other.device == admitted.device:
+                last = max(last, self._written_ms(self._owner, other.feed, CONTROL))
+        return last
+
+    def keep(self) -> None:
+        if self._found != self._known:
+            self._party.peer.meta.set_setting(SIGNS_SETTING, self._found, party=self._party.key)
+
+    def _written_ms(self, runtime: "PartyRuntime", feed: FeedKey, kind: str) -> int:
+        cursor = runtime.processor.orderer.cursors.get(feed_id(feed))
+        if cursor is None or not cursor.length:
+            return 0
+        name = feed.hex()
+        length, known_ms = self._known.get(name, (0, 0))
+        found_ms = _block_ms(runtime, feed, cursor.length - 1, kind)
+        if found_ms is None:
+            found_ms = _contained_ms(runtime, feed, cursor.length - 1)
+            if length == cursor.length:
+                found_ms = min(found_ms, known_ms)
+        self._found[name] = [cursor.length, found_ms]
+        return found_ms
 
 
-def _written_ms(runtime: "PartyRuntime", feed: FeedKey, kind: str) -> int:
-    cursor = runtime.processor.orderer.cursors.get(feed_id(feed))
-    if cursor is None or not runtime.feeds.has_feed(feed):
-        return 0
+def _block_ms(runtime: "PartyRuntime", feed: FeedKey, seq: int, kind: str) -> int | None:
+    """What the clock of a message's writer showed; None where the message is not here any more."""
+    if not runtime.feeds.has_feed(feed):
+        return None
     held = runtime.feeds.feed(feed)
-    if not held.base < cursor.length <= held.length:
-        return 0
-    envelope = decode_envelope(runtime.feeds.block(feed, cursor.length - 1).payload, kind)
+    if not held.base <= seq < held.length:
+        return None
+    envelope = decode_envelope(runtime.feeds.block(feed, seq).payload, kind)
     return int(envelope.body.time_ms) if isinstance(envelope, Envelope) else 0
+
+
+def _contained_ms(runtime: "PartyRuntime", feed: FeedKey, seq: int) -> int:
+    """When the first epoch that contains a block was made, of those that are known here; else now: nobody can tell."""
+    processor = runtime.processor
+    for epoch in processor.membership.machine.epoch_tally(processor.child_key).chain:
+        said = epoch.genesis
+        if any(entry.feed == feed and entry.seq >= seq for entry in (*said.timeframe, *said.control_timeframe)):
+            return said.created_ms
+    return runtime.now_ms()
 
 
 # the device that comes back

@@ -221,6 +221,10 @@ class PartyMachine:
         """The same for a child party: those who take part in it."""
         return roster.electorate(self._ledger(), EVERYTHING, child)
 
+    def admitted_ms(self, feed: FeedKey) -> int:
+        """When a feed was admitted last, by the clock of who did; 0 when it was not."""
+        return roster.admitted_ms(self._ledger(), feed)
+
     @property
     def ended_feeds(self) -> frozenset[FeedKey]:
         """Data feeds of which blocks may have been cut."""

@@ -240,6 +240,11 @@ def ended_feeds(
     return frozenset(found)
 
 
+def admitted_ms(ledger: Ledger, feed: FeedKey) -> int:
+    claims = [event.claim for event, _ in ledger.admissions_of(feed, EVERYTHING)]
+    return max((claim.issued_ms for claim in claims if claim is not None), default=0)
+
+
 def electorate(ledger: Ledger, view: View, child: PartyKey | None = None) -> frozenset[IdentityKey]:
     """The unretired identities in view: members with a control feed that was not retired, of a device not revoked.
 
