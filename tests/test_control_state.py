@@ -17,6 +17,8 @@ from echostore.kernel.party.credentials import (
     EpochAttest,
     EpochDispute,
     EpochGenesis,
+    FeedAdmit,
+    FeedKind,
     FeedRetire,
     ForkEvidence,
     Invitation,
@@ -166,6 +168,7 @@ def facts(machine: PartyMachine, state: ControlState) -> dict[str, object]:
         "models": machine.models,
         "forks": machine.forks,
         "electorate": machine.electorate,
+        "voters": machine.voters,
         "chain": chain_from(machine, state, child=False),
         "child chain": chain_from(machine, state, child=True),
         "truncatable": truncatable(chain_from(machine, state, child=False), machine.epoch_policy),
@@ -258,6 +261,8 @@ def parties_with_epochs(draw: st.DrawFn) -> Story:
                         change("cyd", Role.EDITOR),
                         DeviceRevoke(person("dan"), device("dan.d")),
                         FeedRetire(feed("bob.data"), 2),
+                        FeedRetire(feed("dan.data"), 0),
+                        FeedAdmit(feed("bob.more"), FeedKind.DATA, person("bob"), device("bob.d")),
                         FeedRetire(feed("cyd"), 1),
                         ForkEvidence(ForkProof(PARTY, feed("bob.data"), 3, NO_LINK, (), head, (), head)),
                         ForkEvidence(ForkProof(PARTY, feed("dan"), 1, NO_LINK, (), head, (), head)),
@@ -294,6 +299,22 @@ def cut_and_go_on(story: Story, below: Sequence[ControlMessage]) -> tuple[Contro
     check_cut(story, below, random.Random(5))
     state = compact(story.machine(), lengths_of(below))
     return state, go_on(state, story, story.messages)
+
+
+def test_who_was_retired_for_silence_is_in_no_electorate_above_the_cut_and_counts_again_when_back() -> None:
+    story = team("bob", "cyd", "dan")
+    story.say("ann", FeedRetire(feed("cyd.data"), 0), FeedRetire(feed("dan.data"), 0))
+    first = story.say("ann", next_epoch(story, story.messages))
+    story.say("bob", vote(first))
+    below = list(story.messages)
+    second = story.say("bob", next_epoch(story, story.messages))
+    story.say("ann", vote(second))
+    story.say("cyd", FeedAdmit(feed("cyd.more"), FeedKind.DATA, person("cyd"), device("cyd.d")))
+    third = story.say("ann", next_epoch(story, story.messages))
+    story.say("bob", vote(third))
+    _, machine = cut_and_go_on(story, below)
+    chain = [(len(epoch.electorate), epoch.final) for epoch in machine.epoch_tally().chain]
+    assert chain == [(2, True), (2, True), (3, True)]
 
 
 def test_a_control_state_does_not_grow_with_epochs() -> None:
@@ -527,6 +548,7 @@ def parties_with_sleepers(draw: st.DrawFn) -> tuple[Story, int]:
                             remove("cyd"),
                             change("bob", Role.READER, bob_data=4),
                             FeedRetire(feed("bob.data"), 2),
+                            FeedAdmit(feed("bob.more"), FeedKind.DATA, person("bob"), device("bob.d")),
                             Invitation(b"key", Role.EDITOR),
                             Profile("p"),
                         ]

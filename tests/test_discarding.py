@@ -484,6 +484,45 @@ def test_who_started_from_an_epoch_retires_nobody_who_wrote_shortly_before(tmp_p
             assert retire_silent(theirs) == [bob.runtime.data.cursor.key]
 
 
+def test_two_who_are_active_make_epochs_final_while_three_are_silent(tmp_path: Path) -> None:
+    clock = Clock()
+    with Circle(tmp_path, "ann", "bob", "cat", "dan", "eve", now_ms=clock) as circle:
+        ann, bob, cat = (circle.party(name) for name in ("ann", "bob", "cat"))
+        ann.members.set_policy(SILENCE)
+        kept = ann.create("property-set", n=1)
+        circle.meet_all()
+
+        def epoch(*parties: Party) -> tuple[int, bool]:
+            for party in parties:
+                party.get(kept.id)["n"] = clock()
+                sync(*parties)
+            made = Epochs(ann).create()
+            for _ in range(2):
+                sync(*parties)
+                for party in parties[1:]:
+                    Epochs(party).review()
+            (view,) = (view for view in Epochs(ann).all() if view.number == made.number)
+            return view.electorate, view.final
+
+        assert epoch(ann, bob) == (5, False)
+        clock.hours(8)
+        for party in (ann, bob):
+            party.get(kept.id)["n"] = 2
+        sync(ann, bob)
+        clock.hours(3)
+        assert epoch(ann, bob) == (2, True)
+        assert Epochs(ann).all()[0].final, "and with it what lies below"
+        circle.meet_all()
+        assert {epoch.electorate for epoch in Epochs(cat).chain()[1:]} == {
+            frozenset(epoch.electorate) for epoch in Epochs(ann).chain()[1:]
+        }
+        circle.peers["cat"].epoch_keeper.tick()  # goes on with a new feed
+        circle.meet_all()
+        assert epoch(ann, bob, cat) == (3, True)
+        assert Epochs(ann).chain()[-1].attested_by >= {circle.peers["cat"].opener.identity_in(cat)}
+        circle.agree()
+
+
 class Clock:
     def __init__(self) -> None:
         self.now = 1_700_000_000_000

@@ -203,6 +203,8 @@ class Story:
                 MemberRemove(other.identity, (FeedBound(feed_id(other.data_feed), at),)),
                 FeedRetire(other.control_feed, 0),
                 FeedRetire(other.data_feed, at),
+                FeedRetire(self.founder.data_feed, self.founder.data),
+                self.another_feed(chance.choice([other, self.founder])),
                 RoleChange(other.identity, chance.choice([Role.EDITOR, Role.ADMIN])),
                 Policy((("epoch.declarers", chance.choice([b"elect", b"admins", bytes(other.identity), b"bot"])),)),
                 Policy((("epoch.bots", bytes(other.device)),)),
@@ -216,6 +218,11 @@ class Story:
                 self.actors.append(Actor("abcdefgh"[len(self.actors)]))
                 self.admit(self.actors[-1], Role.EDITOR)
                 self.hear(self.actors[-1], self.founder)
+
+    def another_feed(self, actor: Actor) -> FeedAdmit:
+        """Its device is back, with a new feed."""
+        feed = FeedKey(key(actor.name, "data", len(self.messages[feed_id(self.founder.control_feed)])))
+        return FeedAdmit(feed, FeedKind.DATA, actor.identity, actor.device)
 
 
 def _entries(lasts: dict[FeedKey, int]) -> tuple[TimeframeEntry, ...]:
@@ -248,6 +255,7 @@ def compare(messages: list[ControlMessage], actors: list[Actor], chance: random.
     chain = oracle.chain()
     assert [epoch.hash for epoch in tally.chain] == chain
     assert machine.electorate == oracle.electorate(None)
+    assert machine.voters == oracle.voters(None)
     for epoch in tally.chain:
         assert epoch.attested_by == oracle.attested_by(epoch.hash)
         assert epoch.disputed_by == oracle.disputers(epoch.hash)
@@ -263,7 +271,7 @@ def compare(messages: list[ControlMessage], actors: list[Actor], chance: random.
     for actor in actors:
         if actor.identity in machine.electorate:
             for genesis in chain:
-                objection = tally.objection(genesis, actor.identity, machine.electorate)
+                objection = tally.objection(genesis, actor.identity, machine.voters)
                 assert (objection is None) == oracle.may_attest(genesis, actor.identity), objection
 
 
@@ -350,10 +358,10 @@ def test_who_went_on_without_a_genesis_is_not_waited_for() -> None:
         "ann", genesis(story, 2, name_of(first), sees=[*base, removed, first]), sees=[*base, removed, first]
     )
     machine = story.machine()
-    assert machine.epoch_tally().objection(name_of(second), person("dan"), machine.electorate) is not None
+    assert machine.epoch_tally().objection(name_of(second), person("dan"), machine.voters) is not None
     story.say("bob", attest(second))
     machine = story.machine()
-    assert machine.epoch_tally().objection(name_of(second), person("dan"), machine.electorate) is None
+    assert machine.epoch_tally().objection(name_of(second), person("dan"), machine.voters) is None
     story.say("bob", attest(lost))  # and if Bob did come back to it, that would not count
     assert {machine.epoch_tally().voted(1, person("bob")) for machine in in_every_order(story)} == {None}
 

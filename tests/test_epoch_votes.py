@@ -12,6 +12,8 @@ from echostore.kernel.party.credentials import (
     EpochAttest,
     EpochDispute,
     EpochGenesis,
+    FeedAdmit,
+    FeedKind,
     FeedRetire,
     ForkEvidence,
     Policy,
@@ -22,7 +24,7 @@ from echostore.kernel.party.epoch_chain import enough_to_join, truncatable
 from echostore.kernel.party.epoch_policy import EpochPolicy, election, majority, turn
 from echostore.kernel.party.machine import PartyMachine
 from echostore.kernel.reasons import Reason
-from party_story import PARTY, Story, change, feed, fid, person, remove
+from party_story import PARTY, Story, change, device, feed, fid, person, remove
 
 NO_LINK = Link(bytes(32))
 
@@ -219,6 +221,65 @@ def test_a_retired_identity_does_not_count_into_the_quorum() -> None:
     assert epoch.final
 
 
+def admit_data(name: str, which: str) -> FeedAdmit:
+    return FeedAdmit(feed(f"{name}.{which}"), FeedKind.DATA, person(name), device(f"{name}.d"))
+
+
+def test_who_has_no_data_feed_left_does_not_count_into_the_quorum_before_it_is_back() -> None:
+    story = team("bob", "cyd", "dan", "eve")
+    before = story.say("ann", genesis(story))
+    story.say("bob", attest(before))
+    for name in ("cyd", "dan", "eve"):
+        story.say("ann", FeedRetire(feed(f"{name}.data"), 3))
+    first = story.say("ann", genesis(story, 2, name_of(before)))
+    story.say("bob", attest(first))
+    story.say("cyd", admit_data("cyd", "again"))
+    second = story.say("ann", genesis(story, 3, name_of(first)))
+    for machine in in_every_order(story):
+        assert machine.electorate == {person("ann"), person("bob"), person("cyd")}
+        assert machine.voters == machine.electorate | {person("dan"), person("eve")}
+        found = [(len(epoch.electorate), epoch.final) for epoch in machine.epoch_tally().chain]
+        assert found == [(5, True), (2, True), (3, False)], "a quorum above is one for what lies below"
+    story.say("cyd", attest(second))
+    assert story.machine().epoch_tally().final(3)
+
+
+def test_who_has_another_data_feed_counts_and_so_does_who_never_had_one() -> None:
+    story = team("bob", "cyd")
+    story.writer("dan")
+    admits = [said for said in story.join("dan", Role.EDITOR) if not is_data(said)]
+    story.say("ann", *admits)
+    story.say("bob", admit_data("bob", "more"))
+    story.say("ann", FeedRetire(feed("bob.data"), 0), FeedRetire(feed("cyd.data"), 0))
+    assert story.machine().electorate == {person("ann"), person("bob"), person("dan")}
+    story.say("ann", FeedRetire(feed("bob.more"), 0))
+    assert story.machine().electorate == {person("ann"), person("dan")}
+
+
+def is_data(said: object) -> bool:
+    return isinstance(said, FeedAdmit) and said.kind is FeedKind.DATA
+
+
+def test_the_vote_of_who_was_retired_for_silence_may_still_come() -> None:
+    """One voted for a rival that the silent may make final when they wake: it does not help what contradicts that."""
+    story = team("bob", "cyd", "dan", "eve")
+    base = list(story.messages)
+    pair = {name: story.say(name, genesis(story, sees=base, snapshot=name), sees=base) for name in ("ann", "bob")}
+    winner, loser = sorted(pair, key=lambda name: name_of(pair[name]))
+    for name in ("cyd", "dan", "eve"):
+        story.say("ann", FeedRetire(feed(f"{name}.data"), 0))
+    above = story.say(winner, genesis(story, 2, name_of(pair[winner])))
+
+    def objection() -> str | None:
+        machine = story.machine()
+        return machine.epoch_tally().objection(name_of(above), person(loser), machine.voters)
+
+    assert objection() is not None
+    for name in ("dan", "eve"):
+        story.say("ann", remove(name))
+    assert objection() is None, "two are gone for good: the rival is beaten"
+
+
 def test_a_ground_low_hash_for_an_old_number_changes_nothing_once_a_quorum_stands() -> None:
     story = team("bob", "cyd")
     base = list(story.messages)
@@ -314,10 +375,10 @@ def test_who_is_removed_can_not_keep_others_waiting() -> None:
     winner = "bob" if loser == "ann" else "ann"
     above = story.say(winner, genesis(story, 2, name_of(low)))
     machine = story.machine()
-    assert machine.epoch_tally().objection(name_of(above), person(loser), machine.electorate) is not None
+    assert machine.epoch_tally().objection(name_of(above), person(loser), machine.voters) is not None
     story.say("ann", remove("cyd"))
     machine = story.machine()
-    assert machine.epoch_tally().objection(name_of(above), person(loser), machine.electorate) is None
+    assert machine.epoch_tally().objection(name_of(above), person(loser), machine.voters) is None
 
 
 def test_an_identity_declares_once_per_number() -> None:
@@ -487,14 +548,14 @@ def test_no_order_of_votes_makes_two_rivals_final() -> None:
             machine = story.machine(sorted(held[name], key=lambda each: (each.depth, each.feed, each.seq)))
             tally, me = machine.epoch_tally(), person(name)
             chain = tally.view(me)
-            may = [each for each in chain if tally.objection(each.hash, me, machine.electorate) is None]
+            may = [each for each in chain if tally.objection(each.hash, me, machine.voters) is None]
             said: EpochAttest | EpochGenesis
             if may:
                 said = EpochAttest(may[0].number, may[0].hash, may[0].genesis.snapshot)
             elif len(chain) < 4:
                 before = chain[-1].hash if chain else b""
                 said = genesis(story, len(chain) + 1, before, snapshot=f"{name}{len(chain)}", sees=held[name])
-                if tally.fear(said, chain, me, machine.electorate) is not None:
+                if tally.fear(said, chain, me, machine.voters) is not None:
                     continue
             else:
                 continue

@@ -143,10 +143,29 @@ class EpochOracle:
         return feeds
 
     @remembered
-    def electorate(self, at: Said | None) -> set[IdentityKey]:
-        """Members with a control feed that is not retired."""
+    def silenced(self, identity: IdentityKey, at: Said | None) -> bool:
+        """Whether it had data feeds, and each of them was retired."""
+        feeds: set[FeedKey] = set()
+        if identity == self.founder:
+            assert isinstance(self.party.what, PartyGenesis)
+            feeds.add(self.party.what.data_feed)
+        orders = [said.what for said in self._orders(at)]
+        for what in orders:
+            if isinstance(what, FeedAdmit) and what.identity == identity and what.kind is FeedKind.DATA:
+                feeds.add(what.feed)
+        retired = {what.feed for what in orders if isinstance(what, FeedRetire)}
+        return bool(feeds) and feeds <= retired
+
+    @remembered
+    def voters(self, at: Said | None) -> set[IdentityKey]:
+        """Members with a control feed that is not retired: they may say something yet."""
         everybody = {self.founder} | {said.what.member for said in self.said if isinstance(said.what, MemberAdmit)}
         return {each for each in everybody if self.member(each, at) and self.control_feeds(each, at)}
+
+    @remembered
+    def electorate(self, at: Said | None) -> set[IdentityKey]:
+        """Those of them who were not silenced: an epoch does not wait for who went away."""
+        return {each for each in self.voters(at) if not self.silenced(each, at)}
 
     def devices(self) -> int:
         """Devices of members, for the joiner's rule."""
@@ -432,7 +451,7 @@ class EpochOracle:
     def _might_win(self, genesis: bytes) -> bool:
         """Whether enough of its electorate stand for it or may do so yet."""
         said = self.geneses[genesis]
-        electorate, now = self.electorate(said), self.electorate(None)
+        electorate, now = self.electorate(said), self.voters(None)
         still = {
             each
             for each in electorate & now

@@ -177,6 +177,10 @@ class Agreement:
         processor = self._party.runtime.processor
         return processor.membership.machine.electorate_of(processor.child_key)
 
+    @property
+    def voters(self) -> frozenset[IdentityKey]:
+        return self._party.runtime.processor.membership.machine.voters
+
     def _owner(self) -> "Party":
         """The party whose control feeds speak of this one's epochs."""
         parent = self._party.runtime.processor.parent
@@ -206,7 +210,7 @@ class Agreement:
         for epoch in tally.view(identity):
             if epoch.hash in done or epoch.number <= below or tally.disputed(epoch.hash, identity):
                 continue
-            if tally.objection(epoch.hash, identity, self.electorate) is None:
+            if tally.objection(epoch.hash, identity, self.voters) is None:
                 return self._without_folding(self._party.runtime, epoch) or epoch
         return None
 
@@ -231,7 +235,7 @@ class Agreement:
         folded = self._states.at(epoch.genesis)
         judged = self._compare(epoch, folded)
         with self._party.lock:
-            if not self._may_speak() or self.tally.objection(epoch.hash, self._identity, self.electorate) is not None:
+            if not self._may_speak() or self.tally.objection(epoch.hash, self._identity, self.voters) is not None:
                 return self._said(epoch, Verdict.WAITS, "things changed meanwhile")
             if judged.verdict is Verdict.ATTESTED:
                 assert isinstance(folded, Folded), folded

@@ -418,7 +418,7 @@ class Epochs:
                 f"this peer has not all that epoch {before.genesis.number} holds",
                 next_step="Connect to another member, and try again.",
             )
-        fear = self.tally.fear(genesis, known, self._identity, self.agreement.electorate)
+        fear = self.tally.fear(genesis, known, self._identity, self.agreement.voters)
         if fear is not None:
             raise Refused(f"no epoch now: {fear}", next_step="Connect to other members, and try again.")
         data = encode_epoch_record(record_of(genesis, runtime.party, before.genesis if before else None))

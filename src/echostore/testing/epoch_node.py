@@ -228,7 +228,7 @@ class EpochNode:
                 if epoch.number > self.base[0]
                 and not tally.disputed(epoch.hash, self.identity)
                 and tally.voted(epoch.number, self.identity) is None
-                and tally.objection(epoch.hash, self.identity, self.machine.electorate) is None
+                and tally.objection(epoch.hash, self.identity, self.machine.voters) is None
             ]
             if not todo or not self._judge(todo[0]):
                 return
@@ -318,7 +318,7 @@ class EpochNode:
             admission_digest=self.machine.admission().digest,
             created_ms=int(self.world.now * 1000),
         )
-        fear = self.machine.epoch_tally().fear(genesis, chain, self.identity, self.machine.electorate)
+        fear = self.machine.epoch_tally().fear(genesis, chain, self.identity, self.machine.voters)
         if self.conduct != LIAR and (fear is not None or not follows(genesis, before, self.machine.ended_feeds)):
             return
         self.blobs[genesis.snapshot] = state

@@ -77,7 +77,7 @@ class RealEpochNode:
         """Whether it still belongs to the party, as far as it knows."""
         party = self.party
         with party.reading() as runtime:
-            return self.identity in runtime.processor.membership.machine.electorate
+            return self.identity in runtime.processor.membership.machine.voters
 
     # meeting others
 

@@ -256,7 +256,7 @@ class RealEpochWorld:
         """The founder removes a member who does not take part, with what it has seen of it as the cut."""
         founder = self.nodes[self.founder]
         with founder.party.reading() as runtime:
-            members = runtime.processor.membership.machine.electorate
+            members = runtime.processor.membership.machine.voters
         others = [node for node in self.nodes.values() if node.conduct != HONEST and node.identity in members]
         if others:
             gone = self.chance.choice(others)

@@ -16,7 +16,8 @@ E3  An identity votes for one genesis per number: its first attest in canonical 
     attest of another CID than the genesis names is none, nor is one by who disputed the same genesis before, nor one
     whose writer had not seen the genesis, nor one that follows, in the same feed, a vote for a later epoch which does
     not rest on it: who went on without a genesis does not come back to it, so nobody has to wait for that.
-E4  A quorum is a majority of the electorate: the unretired identities that were members in the genesis' own past.
+E4  A quorum is a majority of the electorate: the unretired identities that were members in the genesis' own past. Who
+    has no feed left that was not retired, of control or of data, is not among them until it comes back with a new one.
 E5  An attest counts by its own past: a removal that comes later, or at the same time, does not take it back. A genesis
     whose declarer was removed at the same time counts only with a quorum.
 E6  A quorum for an epoch is one for all epochs below it.
@@ -400,7 +401,7 @@ class Tally:
         """Why an honest identity does not attest a genesis; None when it may, if its own recomputation agrees.
 
         It attests what names its number at the moment, once per number, and what rests on nothing that it has to be
-        afraid of (`fear`). `active` are the unretired identities of now: from others no vote will come.
+        afraid of (`fear`). `active` are those from whom votes may still come (`PartyMachine.voters`).
         """
         act = self._declared.get(genesis)
         if act is None:

@@ -221,6 +221,11 @@ class PartyMachine:
         """The same for a child party: those who take part in it."""
         return roster.electorate(self._ledger(), EVERYTHING, child)
 
+    @property
+    def voters(self) -> frozenset[IdentityKey]:
+        """From whom votes on epochs may still come: also from who was silent, and is in no electorate of now."""
+        return roster.voters(self._ledger(), EVERYTHING)
+
     def admitted_ms(self, feed: FeedKey) -> int:
         """When a feed was admitted last, by the clock of who did; 0 when it was not."""
         return roster.admitted_ms(self._ledger(), feed)

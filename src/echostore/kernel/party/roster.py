@@ -246,22 +246,36 @@ def admitted_ms(ledger: Ledger, feed: FeedKey) -> int:
 
 
 def electorate(ledger: Ledger, view: View, child: PartyKey | None = None) -> frozenset[IdentityKey]:
-    """The unretired identities in view: members with a control feed that was not retired, of a device not revoked.
+    """The unretired identities in view: who may vote there, and whose data feeds were not all retired.
 
     Of a child party: those of them who take part in it, with a feed of its own that was not retired. Who never entered
     it holds none of its blocks, and could not say anything of its epochs.
     """
-    found = _with_feed(ledger, view, FeedKind.CONTROL, None)
-    return found if child is None else found & _with_feed(ledger, view, FeedKind.DATA, child)
+    found = voters(ledger, view)
+    if child is not None:
+        return found & _with_feed(ledger, view, FeedKind.DATA, child)
+    retired = _with_feed(ledger, view, FeedKind.DATA, None, retired=True) if ledger.retires else frozenset()
+    return found - retired | found & _with_feed(ledger, view, FeedKind.DATA, None) if retired else found
 
 
-def _with_feed(ledger: Ledger, view: View, kind: FeedKind, child: PartyKey | None) -> frozenset[IdentityKey]:
+def voters(ledger: Ledger, view: View) -> frozenset[IdentityKey]:
+    """Members with a control feed that was not retired, of a device not revoked: whose vote may still come.
+
+    Also those whose data feeds were retired while they were silent: they come back, and may say what they had computed.
+    """
+    return _with_feed(ledger, view, FeedKind.CONTROL, None)
+
+
+def _with_feed(
+    ledger: Ledger, view: View, kind: FeedKind, child: PartyKey | None, *, retired: bool = False
+) -> frozenset[IdentityKey]:
+    """Members with a feed, of a device not revoked, that was not retired (or that was)."""
     found: set[IdentityKey] = set()
     for entries in ledger.feeds.values():
         for event, admit in entries:
             if admit.kind is not kind or admit.child != child or admit.identity in found or not view.sees(event):
                 continue
-            if any(view.sees(retire) for retire in ledger.retires.get(admit.feed, ())):
+            if any(view.sees(retire) for retire in ledger.retires.get(admit.feed, ())) != retired:
                 continue
             if ledger.device_state(admit.identity, admit.device, view) is None and ledger.role(
                 admit.identity, view, event
