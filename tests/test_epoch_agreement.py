@@ -15,6 +15,7 @@ from echostore.kernel.party.credentials import EpochGenesis
 from echostore.kernel.snapshot import ModelVersion, Placement, placed
 from echostore.peer.epoch_agreement import Judged, Verdict
 from echostore.peer.epoch_fold import fold_to
+from echostore.peer.epoch_keeper import eligible_devices
 from echostore.peer.epochs import Epochs, EpochView
 from echostore.peer.party import Party
 from echostore.peer.peer import Peer
@@ -615,6 +616,81 @@ def test_each_trigger_makes_an_epoch_due(tmp_path: Path, trigger: str) -> None:
     made.tick()
     made.tick()
     assert [view.number for view in made.epochs("a").all()] == [1]
+    made.close()
+
+
+def test_news_grow_old_also_while_nothing_runs(tmp_path: Path) -> None:
+    """Nine hours a day are enough."""
+    now = [NOW_MS]
+    hour = 3_600_000
+
+    def day() -> list[int]:
+        with echostore.open(tmp_path / "a", name="a", background=False, now_ms=lambda: now[0]) as peer:
+            party = peer.party("@Trip") if peer.parties() else peer.create_party("Trip")
+            party.members.set_policy({"epoch.age_s": b"86400"})
+            party.create("property-set", type="task")
+            party.flush()
+            declared = []
+            for _ in range(9):
+                now[0] += hour
+                declared += [kept.declared.number for kept in peer.epoch_keeper.tick() if kept.declared]
+        now[0] += 15 * hour
+        return declared
+
+    assert [day() for _ in range(4)] == [[], [1], [], [2]]
+
+
+def test_what_was_written_long_ago_and_comes_now_is_no_older_than_the_last_epoch(tmp_path: Path) -> None:
+    made = Circle(tmp_path, "ab")
+    made.party("a").members.set_policy({"epoch.age_s": b"3600"})
+    made.meet()
+    made.apart("b")
+    made.party("b").create("property-set", type="old")
+    made.now_ms += 3_600_000
+    made.party("a").create("property-set", type="task")
+    made.party("a").flush()
+    made.now_ms += 3_600_000
+    made.tick()
+    made.now_ms += 60_000
+    made.tick()
+    assert len(made.epochs("a").all()) == 1
+    made.together()
+    made.now_ms += 600_000
+    for _ in range(3):
+        made.tick()
+        made.now_ms += 60_000
+    assert len(made.epochs("a").all()) == 1, "an hour has not passed since the last one"
+    made.now_ms += 3_600_000
+    for _ in range(3):
+        made.tick()
+        made.now_ms += 60_000
+    assert len(made.epochs("a").all()) == 2
+    made.close()
+
+
+def test_devices_that_were_retired_for_silence_cost_no_grace_time(tmp_path: Path) -> None:
+    made = Circle(tmp_path, "abcdef")
+    party = made.party("a")
+    party.members.set_policy({"epoch.declarers": b"elect", "epoch.messages": b"1", "epoch.grace_s": b"10"})
+    made.meet()
+    assert len(eligible_devices(party, made.epochs("a").policy)) == 6
+    for name in "bcdef":
+        data = made.party(name).runtime.data
+        assert data is not None
+        made.apart(name)
+        party.members.retire_feed(data.cursor.key)
+    assert eligible_devices(party, made.epochs("a").policy) == [made.peers["a"].device]
+    party.create("property-set", type="task")
+    party.flush()
+    keeper = made.peers["a"].epoch_keeper
+    assert [kept.declared for kept in keeper.tick()] == [None]
+    made.now_ms += 10_000
+    (kept,) = keeper.tick()
+    assert kept.declared is not None
+    made.together()
+    made.peers["b"].epoch_keeper.tick()
+    made.meet()
+    assert len(eligible_devices(party, made.epochs("a").policy)) == 2, "it is back with a new feed"
     made.close()
 
 

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Final
 from echostore.kernel.errors import Closed, EchoError, Refused
 from echostore.kernel.ids import DeviceKey, FeedId, PartyKey
 from echostore.kernel.order import CONTROL, DATA
-from echostore.kernel.party.credentials import Role
+from echostore.kernel.party.credentials import FeedKind, Role
 from echostore.kernel.party.epoch_chain import Epoch
 from echostore.kernel.party.epoch_policy import ADMINS, ELECT, EpochPolicy, election, turn
+from echostore.kernel.reasons import Reason
 from echostore.peer.epoch_agreement import Judged, Verdict
 from echostore.peer.epoch_fold import timeframe_of
 from echostore.peer.epochs import Epochs, EpochView
@@ -49,7 +50,8 @@ class _Watch:
     counted: dict[FeedId, int] = field(default_factory=dict)
     """Up to which length the bytes are counted."""
     size: int = 0
-    news_ms: int | None = None
+    news: dict[FeedId, int] = field(default_factory=dict)
+    """When the first message of each feed since the last epoch was written, by its writer's clock."""
     due_ms: int | None = None
 
 
@@ -157,9 +159,7 @@ class EpochKeeper:
             before = last[-1] if last else None
             now_ms = runtime.now_ms()
             messages = self._measure(watch, before, policy)
-            if watch.news_ms is None and messages:
-                watch.news_ms = now_ms
-            age_s = (now_ms - watch.news_ms) / 1000 if watch.news_ms is not None else 0.0
+            age_s = (now_ms - self._news_since(watch, before)) / 1000 if policy.age_s and messages else 0.0
             if not policy.due(messages=messages, size=watch.size, age_s=age_s):
                 watch.due_ms = None
                 return None
@@ -187,7 +187,7 @@ class EpochKeeper:
         runtime = watch.party.runtime
         name = before.hash if before is not None else b""
         if watch.epoch != name:
-            watch.epoch, watch.size, watch.news_ms, watch.due_ms = name, 0, None, None
+            watch.epoch, watch.size, watch.news, watch.due_ms = name, 0, {}, None
             inside = timeframe_of(before.genesis.timeframe) if before is not None else None
             watch.inside = {feed: at.seq + 1 for feed, at in inside.entries.items()} if inside else {}
             watch.counted = dict(watch.inside)
@@ -201,6 +201,29 @@ class EpochKeeper:
                 watch.size += sum(len(block.payload) for block in runtime.feeds.read(key, start, durable))
                 watch.counted[feed] = max(start, durable)
         return messages
+
+    def _news_since(self, watch: _Watch, before: Epoch | None) -> int:
+        """When the oldest message since the last epoch was written, at the earliest when that epoch was made.
+
+        Taken from the messages and not from when this process saw them: it may run for some hours a day only. What
+        somebody wrote long ago, and brings now, is no older than the epoch that it is not in.
+        """
+        runtime = watch.party.runtime
+        genesis = runtime.processor.membership.machine.genesis
+        began = before.genesis.created_ms if before is not None else genesis.created_ms if genesis is not None else 0
+        oldest = now_ms = runtime.now_ms()
+        for feed, at in runtime.processor.timeframe.entries.items():
+            first = watch.inside.get(feed, 0)
+            if at.seq < first:
+                continue
+            if feed not in watch.news:
+                key = runtime.processor.feed_key(feed)
+                if runtime.feeds.length(key) <= first:
+                    continue  # an own one of just now that is not durable yet
+                written = runtime.block_time(feed, first)
+                watch.news[feed] = began if written is None else written
+            oldest = min(oldest, watch.news[feed])
+        return min(now_ms, max(oldest, began))
 
     def _policy(self, party: "Party") -> EpochPolicy:
         return party.runtime.processor.membership.machine.epoch_policy
@@ -239,10 +262,16 @@ def _tell(kept: Kept) -> None:
 
 
 def eligible_devices(party: "Party", policy: EpochPolicy) -> list[DeviceKey]:
-    """The unrevoked devices that may declare an epoch; of a child party, those that take part in it."""
+    """The unrevoked devices that may declare an epoch; of a child party, those that take part in it.
+
+    Each of them has a grace time of its own, so devices whose feeds were retired for silence are left out.
+    """
     processor = party.runtime.processor
     machine = processor.membership.machine
     entered = {admitted.device for admitted in processor.admission.feeds}
+    data = [admitted for admitted in processor.admission.feeds if admitted.kind is FeedKind.DATA]
+    writing = {admitted.device for admitted in data if admitted.end_reason is not Reason.RETIRED}
+    silent = {admitted.device for admitted in data} - writing
     needed = {ADMINS: Role.ADMIN, ELECT: Role.EDITOR}.get(policy.declarers)
     found = []
     for member in machine.members:
@@ -250,7 +279,7 @@ def eligible_devices(party: "Party", policy: EpochPolicy) -> list[DeviceKey]:
             continue
         for device in member.devices:
             named = policy.names(member.identity, device.device)
-            absent = processor.parent is not None and device.device not in entered
+            absent = device.device in silent or (processor.parent is not None and device.device not in entered)
             if not device.revoked and not absent and (named if needed is None else member.role >= needed):
                 found.append(device.device)
     return found

@@ -28,11 +28,9 @@ from echostore.kernel.models.growable_array import GrowableArray
 from echostore.kernel.models.property_set import Add, Increment, PropertySet, Remove, Set
 from echostore.kernel.models.text import ConcurrentText
 from echostore.kernel.models.threaded_log import OwnPost, Post, PostId, Retention, Retract, Revive, ThreadedLog
-from echostore.kernel.order import CONTROL, DATA, Envelope
 from echostore.kernel.party.credentials import FeedKind, FeedRetire, Role
 from echostore.kernel.reasons import Reason
 from echostore.kernel.values import Reference, Value
-from echostore.wire.messages import decode_envelope
 
 if TYPE_CHECKING:
     from echostore.kernel.party.admission import FeedAdmission
@@ -107,40 +105,29 @@ class _SignsOfLife:
 
     def last_ms(self, admitted: "FeedAdmission") -> int:
         machine = self._runtime.processor.membership.machine
-        last = max(machine.admitted_ms(admitted.feed), self._written_ms(self._runtime, admitted.feed, DATA))
+        last = max(machine.admitted_ms(admitted.feed), self._written_ms(self._runtime, admitted.feed))
         for other in self._owner.processor.admission.feeds:
             if other.kind is FeedKind.CONTROL and other.device == admitted.device:
-                last = max(last, self._written_ms(self._owner, other.feed, CONTROL))
+                last = max(last, self._written_ms(self._owner, other.feed))
         return last
 
     def keep(self) -> None:
         if self._found != self._known:
             self._party.peer.meta.set_setting(SIGNS_SETTING, self._found, party=self._party.key)
 
-    def _written_ms(self, runtime: "PartyRuntime", feed: FeedKey, kind: str) -> int:
+    def _written_ms(self, runtime: "PartyRuntime", feed: FeedKey) -> int:
         cursor = runtime.processor.orderer.cursors.get(feed_id(feed))
         if cursor is None or not cursor.length:
             return 0
         name = feed.hex()
         length, known_ms = self._known.get(name, (0, 0))
-        found_ms = _block_ms(runtime, feed, cursor.length - 1, kind)
+        found_ms = runtime.block_time(cursor.id, cursor.length - 1)
         if found_ms is None:
             found_ms = _contained_ms(runtime, feed, cursor.length - 1)
             if length == cursor.length:
                 found_ms = min(found_ms, known_ms)
         self._found[name] = [cursor.length, found_ms]
         return found_ms
-
-
-def _block_ms(runtime: "PartyRuntime", feed: FeedKey, seq: int, kind: str) -> int | None:
-    """What the clock of a message's writer showed; None where the message is not here any more."""
-    if not runtime.feeds.has_feed(feed):
-        return None
-    held = runtime.feeds.feed(feed)
-    if not held.base <= seq < held.length:
-        return None
-    envelope = decode_envelope(runtime.feeds.block(feed, seq).payload, kind)
-    return int(envelope.body.time_ms) if isinstance(envelope, Envelope) else 0
 
 
 def _contained_ms(runtime: "PartyRuntime", feed: FeedKey, seq: int) -> int:

@@ -89,7 +89,7 @@ class PartyRuntime:
         """How far the party had come when somebody last asked (`progress`)."""
         self.data_held = False
         """While the party waits for its epoch: data feeds are not asked for."""
-        self.source = PartySource(processor.state, items, block_time=self._block_time)
+        self.source = PartySource(processor.state, items, block_time=self.block_time)
         self.source.touched(processor.state.dirty)  # the tail was folded before anybody listened
         self.open_edits: dict[ItemId, ItemRecord] = {}
         self.edit_count = 0
@@ -487,7 +487,7 @@ class PartyRuntime:
         state = self.state
         return sorted({item for item in stored if item not in state.gone} | set(state.records))
 
-    def _block_time(self, feed: FeedId, seq: int) -> int | None:
+    def block_time(self, feed: FeedId, seq: int) -> int | None:
         """What the clock of a block's writer showed; None when the block is not here any more."""
         cursor = self.processor.orderer.cursors.get(feed)
         if cursor is None or not self.feeds.has_feed(cursor.key):
@@ -495,7 +495,7 @@ class PartyRuntime:
         held = self.feeds.feed(cursor.key)
         if not held.base <= seq < held.length:
             return None
-        envelope = decode_envelope(self.feeds.block(cursor.key, seq).payload, DATA)
+        envelope = decode_envelope(self.feeds.block(cursor.key, seq).payload, cursor.kind)
         return None if isinstance(envelope, Reason) else int(envelope.body.time_ms)
 
     def models_in_use(self) -> set[tuple[str, int]]:
