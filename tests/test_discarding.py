@@ -1,6 +1,7 @@
 """What epochs leave out: deleted items and old posts, the same on every peer, and only what everybody has seen."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,62 @@ def test_the_command_line_discards_what_is_older(tmp_path: Path) -> None:
     cli("item", "get", gone).ok()
     cli("epoch", "create", "--discard-before", "now").ok()
     assert cli("item", "get", gone).status != 0
+
+
+def test_the_policy_discards_what_is_old_in_epochs_that_nobody_asked_for(tmp_path: Path) -> None:
+    clock = Clock()
+    with Circle(tmp_path, "ann", "bob", now_ms=clock) as circle:
+        ann, bob = circle.party("ann"), circle.party("bob")
+        ann.members.set_policy({"epoch.messages": b"1", "epoch.discard_age_s": b"36000"})
+        gone, recent = ann.create("property-set", n=1), ann.create("property-set", n=2)
+        gone.delete()
+
+        def declared() -> int:
+            """The keeper makes an epoch; when it discards from."""
+            seen_by_all(circle)
+            (kept,) = circle.peers["ann"].epoch_keeper.tick()
+            assert kept.declared is not None
+            circle.meet_all()
+            assert [judged.verdict for judged in Epochs(bob).review()] == ["attested"]
+            circle.meet_all()
+            assert Epochs(ann).chain()[-1].final
+            return Epochs(ann).chain()[-1].genesis.discard_before_ms
+
+        first = declared()
+        assert clock.now - 36_000_000 - 1000 < first < clock.now - 36_000_000 + 1000
+        assert ann.has(gone.id)
+        clock.hours(11)
+        recent.delete()
+        assert declared() > first + 10 * 3_600_000
+        for party in (ann, bob):
+            assert not party.has(gone.id), "deleted eleven hours ago"
+            assert party.has(recent.id), "deleted just now"
+        last = Epochs(ann).chain()[-1].genesis.discard_before_ms
+        ann.members.set_policy({"epoch.discard_age_s": b"72000"})
+        assert declared() == last, "never before its predecessor's"
+        ann.members.set_policy({"epoch.discard_age_s": b"0"})
+        clock.hours(20)
+        assert declared() == last, "nothing more is left out"
+        circle.agree()
+
+
+def test_the_command_line_sets_after_how_long_epochs_discard(tmp_path: Path) -> None:
+    cli = Cli(tmp_path / "home", tmp_path / "state")
+    cli("party", "create", "Trip").ok()
+    assert cli("party", "policy", "--json").ok().json()["discard_after_s"] == 0
+    assert "is kept" in cli("party", "policy").ok().out
+    told = cli("party", "policy", "--discard-after", "30d").ok().out
+    assert "is left out after 30 days" in told
+    gone = cli("item", "create", "property-set", "title=Tickets", "--json").ok().json()["item"]
+    cli("item", "delete", gone, "--yes").ok()
+    cli("epoch", "create").ok()
+    age = datetime.now(UTC) - datetime.fromisoformat(cli("epoch", "show", "1", "--json").ok().json()["discard_before"])
+    assert 30 <= age.days < 31
+    cli("item", "get", gone).ok()
+    assert cli("party", "policy", "--discard-after", "soon").status == 2
+    assert cli("party", "policy", "--discard-after", "1s", "--json").ok().json()["discard_after_s"] == 1
+    until(lambda: cli("epoch", "create").status == 0 and cli("item", "get", gone).status != 0)
+    assert cli("party", "policy", "--discard-after", "none", "--json").ok().json()["discard_after_s"] == 0
 
 
 # silent feeds

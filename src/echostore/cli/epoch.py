@@ -56,7 +56,7 @@ def create(
     ----------
     discard_before
         Leave out what is older (30d, 2026-05-01) and seen by all: deleted items, posts that logs let go, the history
-        of texts and lists. What stands stays.
+        of texts and lists. What stands stays. Without it the policy says how old these become (--discard-after).
     from_pipeline
         Folder that `echostore pipeline run` wrote. Its snapshot is declared, with its blobs, if this peer's own
         state at that place has the same CID; otherwise nothing is.

@@ -38,6 +38,7 @@ def policy(
     join_attests: _Whole = None,
     truncate_quorum: str | None = None,
     silence: str | None = None,
+    discard_after: str | None = None,
     options: InParty = IN_PARTY,
 ) -> None:
     """Show how the party makes its epochs; with options, change that. Only owners and admins change it.
@@ -63,6 +64,9 @@ def policy(
         How many members must have attested before history is deleted: `majority`, or a number above that.
     silence
         After how long a silent feed may be retired; 0: never.
+    discard_after
+        How old deleted items, posts that logs let go, and the history of texts and lists become before epochs leave them
+        out, like 30d; 0 or none: they are kept.
     """
     output = Output.of(options)
     given = {
@@ -72,6 +76,7 @@ def policy(
         epoch_policy.EPOCH_GRACE: _seconds(grace),
         epoch_policy.EPOCH_JOIN_ATTESTS: join_attests,
         epoch_policy.EPOCH_SILENCE: _seconds(silence),
+        epoch_policy.EPOCH_DISCARD_AGE: _seconds("0" if discard_after == "none" else discard_after),
     }
     entries = {key: str(value).encode() for key, value in given.items() if value is not None}
     if truncate_quorum is not None:
@@ -103,13 +108,14 @@ def _show(output: Output, party: "Party", policy: "EpochPolicy") -> None:
         "join_attests": policy.join_attests,
         "truncate_quorum": policy.truncate_quorum or "majority",
         "silence_s": policy.silence_s,
+        "discard_after_s": policy.discard_age_s,
         "by_itself": policy.by_itself,
     }
     named = ", ".join(short(key) for key in record["named"])
     triggers = [
         f"{policy.messages:,} messages" if policy.messages else "",
         f"{policy.bytes_:,} bytes" if policy.bytes_ else "",
-        f"{timedelta(seconds=policy.age_s)}" if policy.age_s else "",
+        _span(policy.age_s) if policy.age_s else "",
     ]
     more = f", and {policy.truncate_quorum:,} where so many are members" if policy.truncate_quorum else ""
     lines = [
@@ -119,10 +125,15 @@ def _show(output: Output, party: "Party", policy: "EpochPolicy") -> None:
         f"a newcomer     wants {_wanted(policy.join_attests)} besides the declarer's word",
         f"truncation     a majority must have attested{more}",
         f"silent feeds   {f'may be retired after {policy.silence_s} s' if policy.silence_s else 'are kept'}",
+        f"old history    {f'is left out after {_span(policy.discard_age_s)}' if policy.discard_age_s else 'is kept'}",
     ]
     if policy.declarers == epoch_policy.BOT and not policy.named:
         output.warn("no bot is named: nobody can declare an epoch before --bot names one")
     output.document(record, "\n".join(lines))
+
+
+def _span(seconds: int) -> str:
+    return f"{timedelta(seconds=seconds)}" if seconds < timedelta.max.total_seconds() else f"{seconds} s"
 
 
 def _wanted(attests: int | None) -> str:

@@ -289,13 +289,16 @@ class Epochs:
         """Declare an epoch of the state as it is now.
 
         With `discard_before_ms` it leaves out what was deleted before then, what logs let go by then, and the history of
-        texts and lists up to then; once an epoch did, later ones do too, by no earlier time.
+        texts and lists up to then; once an epoch did, later ones do too, by no earlier time. Without it, the policy says how
+        old such things become.
         """
         with self._party.writing() as runtime:
             self._check_whole()
+            if discard_before_ms is None:
+                discard_before_ms = self.policy.discard_before_ms(runtime.now_ms())
             retire_silent(self._party)
             known = self.tally.view(self._identity)
-            discard = max(discard_before_ms or 0, known[-1].genesis.discard_before_ms if known else 0)
+            discard = max(discard_before_ms, known[-1].genesis.discard_before_ms if known else 0)
             if discard > runtime.now_ms():
                 raise UsageError("an epoch discards what lies in the past", next_step="Name an earlier time.")
             runtime.flush()

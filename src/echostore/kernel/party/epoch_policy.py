@@ -10,6 +10,7 @@
     epoch.join_attests     independent attests that a joiner wants  1 from three devices on, else 0
     epoch.truncate_quorum  identities that must have attested       majority
     epoch.silence_s        after which a silent feed is retired     0: never
+    epoch.discard_age_s    age from which epochs leave things out   0: never
 
 Numbers are written in decimal digits. What can't be read stands as if it were not there, so that a bad value stops
 nothing. With no trigger at all, epochs are made by hand alone.
@@ -31,6 +32,7 @@ EPOCH_GRACE: Final = "epoch.grace_s"
 EPOCH_JOIN_ATTESTS: Final = "epoch.join_attests"
 EPOCH_TRUNCATE_QUORUM: Final = "epoch.truncate_quorum"
 EPOCH_SILENCE: Final = "epoch.silence_s"
+EPOCH_DISCARD_AGE: Final = "epoch.discard_age_s"
 
 ADMINS, ELECT, BOT, NAMED = "admins", "elect", "bot", "named"
 MAJORITY: Final = b"majority"
@@ -60,6 +62,7 @@ class EpochPolicy:
     truncate_quorum: int = 0
     """Identities, at least a majority of them whatever this says; 0 is a majority."""
     silence_s: int = 0
+    discard_age_s: int = 0
 
     @staticmethod
     def of(settings: Mapping[str, bytes]) -> "EpochPolicy":
@@ -75,6 +78,7 @@ class EpochPolicy:
             join_attests=_number(settings.get(EPOCH_JOIN_ATTESTS), -1) if EPOCH_JOIN_ATTESTS in settings else None,
             truncate_quorum=_number(settings.get(EPOCH_TRUNCATE_QUORUM), 0),
             silence_s=_number(settings.get(EPOCH_SILENCE), 0),
+            discard_age_s=_number(settings.get(EPOCH_DISCARD_AGE), 0),
         )
 
     @property
@@ -89,6 +93,10 @@ class EpochPolicy:
         by_count = bool(self.messages) and messages >= self.messages
         by_size = bool(self.bytes_) and size >= self.bytes_
         return by_count or by_size or (bool(self.age_s) and age_s >= self.age_s)
+
+    def discard_before_ms(self, now_ms: int) -> int:
+        """Before when an epoch that is made now leaves things out; 0: it leaves out nothing by itself."""
+        return max(0, now_ms - 1000 * self.discard_age_s) if self.discard_age_s else 0
 
     def names(self, identity: IdentityKey, device: DeviceKey) -> bool:
         return bytes(identity) in self.named or bytes(device) in self.named
