@@ -54,7 +54,7 @@ class Scene:
         processor = party.runtime.processor
         return [
             operation.body.generation
-            for seq in sorted(processor.touches_of(item.id, own.feed, 0))
+            for seq in sorted(processor.touched.seqs(item.id, own.feed, 0))
             for operation in processor.operations_at(own.feed, seq)
             if operation.item == item.id and hasattr(operation.body, "generation")
         ]

@@ -22,6 +22,7 @@ from echostore.peer.checkpoints import load_cursors, load_moves
 from echostore.peer.epoch_fetching import holes
 from echostore.peer.model_registry import COMMUTING_MARK, commuting_mark
 from echostore.peer.refolding import LACKING, refold
+from echostore.peer.touched import held_below
 from echostore.wire.base_epoch import BASE_KEY, BaseEpoch, BaseName, load_base
 from echostore.wire.epochs import FeedCut
 from echostore.wire.snapshot import OldEncoding
@@ -100,13 +101,15 @@ def start_from_base(processor: "PartyProcessor") -> None:
     if base is None:
         return
     if processor.items is not None:
-        install_items(processor.items, base, processor.factory, frozenset(), _about(processor))
+        below = held_below(processor, base)
+        install_items(processor.items, base, processor.factory, frozenset(), _about(processor), below)
         if processor.damage is None and is_marked(processor):
             unmark(processor)  # all of it was read
         processor.state.start_over(load_moves(processor.items))
     else:
         processor.state.start_over(base.moves)
         processor.state.restore(base.records(), ())
+        processor.touched.unread = base
     for cursor in base_cursors(base):
         known = processor.orderer.cursors.get(cursor.id)
         if known is None:
@@ -144,7 +147,7 @@ def install(
     _rebase_feeds(processor, base, anew=anew)
     _take(processor, base)
     before = {*items.scan("1", ()), *processor.state.dirty}  # what the epoch left out is gone for live queries too
-    install_items(items, base, processor.factory, declared, _about(processor))
+    install_items(items, base, processor.factory, declared, _about(processor), held_below(processor, base))
     processor.touches, processor.new_rejects = [], []
     for cursor in processor.orderer.cursors.values():
         if cursor.kind == DATA:

@@ -311,7 +311,7 @@ def item_at(runtime: PartyRuntime, item: ItemId, data: Timeframe) -> ItemRecord 
     if known is not None:
         state.restore([known], [])
     messages: list[Delivered] = []
-    for feed, seq in processor.places(frozenset({item})):
+    for feed, seq in processor.touched.places(frozenset({item})):
         if not data.covers(feed, seq) or (base is not None and seq < base.length(feed)):
             continue
         cursor = processor.orderer.cursors[feed]

@@ -52,6 +52,7 @@ from echostore.peer.positions import (
 from echostore.peer.reading import BlockReader
 from echostore.peer.refolding import refold, refold_found, refold_moved
 from echostore.peer.rejections import listed_rejects
+from echostore.peer.touched import Touch, Touched
 from echostore.store.blob_store import BlobStore
 from echostore.store.feed_store import FeedStore
 from echostore.store.item_store import ItemStore
@@ -117,7 +118,9 @@ class PartyProcessor:
         self.listeners: list[Listener] = []
         self.streaming = False
         """Whether any listener wants the delivered messages themselves."""
-        self.touches: list[tuple[ItemId, FeedId, int]] = []
+        self.touches: list[Touch] = []
+        """What was written since the last checkpoint."""
+        self.touched = Touched(self)
         self.new_rejects: list[Reject] = []
         self.advanced: set[FeedId] = set()
         """Feeds that moved since this device last wrote: what its next message must name."""
@@ -549,21 +552,6 @@ class PartyProcessor:
         kinds = (DATA,) if self.parent is not None else (CONTROL, DATA)
         cursors = [cursor for cursor in self.orderer.cursors.values() if cursor.kind in kinds]
         return listed_rejects((*stored, *self.new_rejects), self.admission, cursors)
-
-    def places(self, items: frozenset[ItemId]) -> list[tuple[FeedId, int]]:
-        """The blocks that write any of these items, excluded ones too: from the store's index and what came since."""
-        found = {(feed, seq) for item, feed, seq in self.touches if item in items}
-        if self.items is not None:
-            for item in items:
-                found.update(self.items.touches(item))
-        return sorted(found)
-
-    def touches_of(self, item: ItemId, feed: FeedId, start: int) -> set[int]:
-        """Seqs from `start` on at which a feed writes an item."""
-        found = {seq for touched, writer, seq in self.touches if touched == item and writer == feed and seq >= start}
-        if self.items is not None:
-            found.update(self.items.touches_after(item, feed, start))
-        return found
 
     def delivered(self, feed: FeedId, seq: int, link: Link, envelope: Envelope) -> Delivered | None:
         """A processed message as streams show it; None when it is excluded or malformed."""

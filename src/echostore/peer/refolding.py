@@ -82,7 +82,7 @@ def _fold_again(processor: "PartyProcessor", items: frozenset[ItemId]) -> None:
     base = processor.base
     messages = [
         message
-        for feed, seq in processor.places(items)
+        for feed, seq in processor.touched.places(items, below=False)
         if seq >= processor.base_length(feed) and (message := _message(processor, feed, seq)) is not None
     ]
     state.forget(items)

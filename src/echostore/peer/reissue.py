@@ -110,7 +110,7 @@ class Reissues:
         assert runtime.data is not None
         found: dict[ItemId, dict[tuple[int, int], Reject]] = {}
         for reject in runtime.processor.rejects():
-            if reject.feed != runtime.data.feed or not self._held(reject.feed, reject.seq):
+            if reject.feed != runtime.data.feed or not self._held(runtime.data.feed, reject.seq):
                 continue
             for position, operation in enumerate(runtime.processor.operations_at(runtime.data.feed, reject.seq)):
                 if reject.position in (-1, position):
@@ -134,7 +134,7 @@ class Reissues:
         runtime = self._runtime
         assert runtime.data is not None
         found = []
-        for seq in sorted(runtime.processor.touches_of(record.item, runtime.data.feed, 0)):
+        for seq in sorted(runtime.processor.touched.seqs(record.item, runtime.data.feed, 0)):
             if not self._held(runtime.data.feed, seq):
                 continue
             for position, operation in enumerate(runtime.processor.operations_at(runtime.data.feed, seq)):
@@ -172,7 +172,7 @@ class Reissues:
         entries: list[tuple[Any, Stamp, int]] = []
         deleted: set[Atom] = set()
         stored = base.record(record.item) if base is not None else None
-        for feed, seq in processor.places(frozenset({record.item})):
+        for feed, seq in processor.touched.places(frozenset({record.item})):
             if (base is not None and seq < base.length(feed)) or not self._held(feed, seq):
                 continue  # the base has it, and what the base has is not excluded; or it is not here any more
             for body, stamp in self._updates(record, feed, seq):

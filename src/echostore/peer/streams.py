@@ -143,7 +143,7 @@ class Stream:
                 wanted = None
             else:
                 wanted = sorted(
-                    seq for seq in runtime.processor.touches_of(self._item, cursor.id, start) if seq < length
+                    seq for seq in runtime.processor.touched.seqs(self._item, cursor.id, start) if seq < length
                 )
         if wanted is None:
             while start < length:

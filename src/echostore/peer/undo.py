@@ -164,7 +164,7 @@ def _read_images(runtime: PartyRuntime, place: Place, wanted: int, stacks: _Stac
     floor = _floor(runtime)
     model = PropertySet(item, _layers_at(runtime, place) if floor else {})
     found: Image = {}
-    for seq in sorted(runtime.processor.touches_of(item, own.feed, floor)):
+    for seq in sorted(runtime.processor.touched.seqs(item, own.feed, floor)):
         image: Image = {}
         for operation, stamp in _own_message(runtime, seq):
             if operation.item == item and operation.field == field:
