@@ -8,6 +8,9 @@ Who declares is the policy's business: admins, named devices, bots, or an electi
 its place in an order that the number shuffles (`epoch_policy.election`); it steps in when those before it had their
 grace time and stayed silent. So two seldom declare at once, and nothing breaks when they do.
 
+A party costs nothing until somebody opens it. Which parties have triggers is kept in the MetaStore, so a service opens
+those and no others (`serve`).
+
 `tick` reads the peer's own clock and may be called by hand: the simulator does, and peers without a background.
 """
 
@@ -26,6 +29,7 @@ from echostore.kernel.reasons import Reason
 from echostore.peer.epoch_agreement import Judged, Verdict
 from echostore.peer.epoch_fold import timeframe_of
 from echostore.peer.epochs import Epochs, EpochView
+from echostore.store.meta_store import KnownParty, PartyState
 
 if TYPE_CHECKING:
     from echostore.peer.party import Party
@@ -35,6 +39,8 @@ _log = logging.getLogger("echostore.epochs")
 
 LOOK_S: Final = 1.0
 """How often triggers are looked at while a party has one."""
+TRIGGERS_SETTING: Final = "epoch_triggers"
+"""Set of a party whose policy makes epochs by itself."""
 CLOSE_S: Final = 5.0
 """How long closing waits for a fold under way to notice."""
 
@@ -77,14 +83,60 @@ class EpochKeeper:
         self._timed = False
         """Whether some party has a trigger: then time alone may make an epoch due."""
         self._thread: threading.Thread | None = None
+        self._serving = False
+        self._unopened = False
+        """Whether parties with triggers may be there that nobody has opened."""
+
+    def serve(self) -> None:
+        """Look after every party whose policy has a trigger, also if nobody asks for it: a service does."""
+        self._serving = self._unopened = True
+        if any(self._due_by_itself(known) for known in self._peer.parties()):
+            self.wake()
 
     def watch(self, party: "Party") -> None:
         """Look after a party that was just opened."""
         self._watches[party.key] = _Watch(party)
         processor = party.runtime.processor
         processor.on_processed.append(lambda feeds: self._moved(party, feeds))
-        if party.runtime.writable and (self._peer.on_network or self._policy(party).by_itself):
+        self.control_written(party)
+
+    def control_written(self, party: "Party") -> None:
+        """The control feeds of a party say something new. Of this device's own blocks `Members` tells."""
+        if not party.runtime.writable:
+            return
+        self._note_triggers(party)
+        if self._peer.on_network or self._policy(party).by_itself:
             self.wake()
+
+    def _note_triggers(self, party: "Party") -> None:
+        """Keep whether a party makes epochs by itself. A child party has the policy of the one above it."""
+        if party.runtime.processor.parent is not None:
+            return
+        meta, by_itself = self._peer.meta, self._policy(party).by_itself
+        if by_itself != meta.setting(TRIGGERS_SETTING, False, party=party.key):
+            meta.set_setting(TRIGGERS_SETTING, by_itself or None, party=party.key)
+            self._unopened = self._serving  # its child parties have the trigger too
+
+    def _due_by_itself(self, known: KnownParty) -> bool:
+        """Whether a party that nobody has opened has to be, for its policy."""
+        owner = known
+        while owner.child_of is not None:
+            owner = self._peer.meta.party(owner.child_of)
+        triggered = self._peer.meta.setting(TRIGGERS_SETTING, False, party=owner.key)
+        return bool(triggered) and known.state is PartyState.ACTIVE and self._peer.opened(known.key) is None
+
+    def _open_parties(self) -> None:
+        """Open the parties with triggers; one that is damaged stops no other."""
+        self._unopened = False
+        for known in self._peer.parties():
+            if not self._closing and self._due_by_itself(known):
+                try:
+                    self._peer.party(known.key)
+                except EchoError as error:
+                    _log.warning(
+                        "a party could not be opened for its epochs",
+                        extra={"party": known.key.hex(), "why": str(error)},
+                    )
 
     def wake(self) -> None:
         """There may be something to do."""
@@ -233,8 +285,9 @@ class EpochKeeper:
     def _moved(self, party: "Party", feeds: set[FeedId]) -> None:
         cursors = party.runtime.processor.orderer.cursors
         kinds = {cursors[feed].kind for feed in feeds if feed in cursors}
-        waiting = DATA in kinds and self._thread is not None
-        if waiting or (CONTROL in kinds and (self._peer.on_network or self._policy(party).by_itself)):
+        if CONTROL in kinds:
+            self.control_written(party)
+        if DATA in kinds and self._thread is not None:
             self.wake()
 
     def _run(self) -> None:
@@ -244,6 +297,8 @@ class EpochKeeper:
             if self.closing:
                 return
             try:
+                if self._unopened:
+                    self._open_parties()
                 self.tick()
             except Closed:
                 return

@@ -201,6 +201,7 @@ class Members:
             seq = root.control.cursor.length if root.control else 0
             self._check_role()
             runtime.issue(credentials)
+            self._party.peer.epoch_keeper.control_written(self._party)
             feed = root.control.feed if root.control else b""
             for rejection in machine.rejected:
                 if rejection.feed == feed and rejection.seq == seq:

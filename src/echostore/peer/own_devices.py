@@ -150,8 +150,9 @@ class OwnDevices:
         """Parties, members or connections have changed: settle in, and tell the other devices what is new."""
         with self._peer.lock:
             self._settle()
-            known = self.known()
-            for link in list(self._network.node.links.values()):
+            links = list(self._network.node.links.values())
+            known = self.known() if links else {}  # which opens all parties
+            for link in links:
                 if link.device in known:
                     self._introduce(link)
                     self._network.reach_book.tell_all(link, IdentityKey(self._peer.identity))

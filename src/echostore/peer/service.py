@@ -79,6 +79,7 @@ class Service:
             for device, addresses in remembered_addresses(peer).items():
                 for each in addresses:
                     peer.network.keep_connecting(each, device=device)
+            peer.epoch_keeper.serve()
             self._ends = stack.pop_all()
         _log.info("serving", extra={"home": str(peer.home.path), "addresses": self.addresses})
 
