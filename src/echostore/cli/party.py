@@ -57,6 +57,7 @@ REJECTS = (
     Column("feed", "FEED", short, style="cyan"),
     Column("seq", "SEQ", right=True),
     Column("operation", "OPERATION", lambda number: "all" if number is None else str(number), right=True),
+    Column("credential", "CREDENTIAL", lambda act: act or ""),
     Column("reason", "REASON"),
     Column("detail", "DETAIL"),
 )
@@ -201,7 +202,7 @@ def members(party: str | None = None, /, *, options: Listing = LISTING) -> None:
 
 @app.command(help_prologue=examples("echostore party rejected", "echostore party rejected @Trip --reason fork --json"))
 def rejected(party: str | None = None, /, *, reason: str | None = None, options: Listing = LISTING) -> None:
-    """List what is held and does not count, each block or operation with its reason.
+    """List what is held and does not count, each block, operation or credential with its reason.
 
     Parameters
     ----------
@@ -218,12 +219,24 @@ def rejected(party: str | None = None, /, *, reason: str | None = None, options:
                 "feed": reject.feed.hex(),
                 "seq": reject.seq,
                 "operation": reject.position if reject.position >= 0 else None,
+                "credential": None,
                 "reason": str(reject.reason),
                 "detail": reject.detail,
             }
             for reject in opened.rejected()
-            if reason is None or str(reject.reason) == reason
         ]
+        records += [
+            {
+                "feed": refused.feed.hex(),
+                "seq": refused.seq,
+                "operation": refused.position,
+                "credential": refused.act,
+                "reason": str(refused.reason),
+                "detail": refused.detail,
+            }
+            for refused in (opened.members.rejected() if opened.runtime.processor.parent is None else ())
+        ]
+        records = [record for record in records if reason is None or record["reason"] == reason]
     output.table("rejected", REJECTS, records, empty="nothing was rejected")
 
 

@@ -296,6 +296,7 @@ class Epochs:
             self._check_whole()
             if discard_before_ms is None:
                 discard_before_ms = self.policy.discard_before_ms(runtime.now_ms())
+            self._check_may_declare(runtime)
             retire_silent(self._party)
             known = self.tally.view(self._identity)
             discard = max(discard_before_ms, known[-1].genesis.discard_before_ms if known else 0)
@@ -309,6 +310,11 @@ class Epochs:
                     next_step="Connect to another member, let it judge that epoch, and try again.",
                 )
             return self._declare(folded.root, folded.cid, discard_before_ms=discard)
+
+    def _check_may_declare(self, runtime: "PartyRuntime") -> None:
+        """Refused before anything is folded or written, if an epoch by this device would not count."""
+        said = EpochGenesis(number=1, previous=b"", snapshot=Cid(b""), child=runtime.processor.child_key)
+        self._owner().members.check_may_say(said)
 
     def _own_state(
         self,
@@ -349,6 +355,7 @@ class Epochs:
         party = self._party
         with party.writing() as runtime:
             self._check_whole()
+            self._check_may_declare(runtime)
             runtime.flush()
             self._store(runtime, blobs)
             root = read_state_root(self._blob(cid))

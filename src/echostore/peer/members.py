@@ -4,12 +4,16 @@ from typing import TYPE_CHECKING, Any
 
 from echostore.kernel.errors import NotFound, Refused, UsageError
 from echostore.kernel.ids import KEY_BYTES, DeviceKey, FeedId, FeedKey, IdentityKey, PartyKey, feed_id
-from echostore.kernel.order import DATA
+from echostore.kernel.order import CONTROL, DATA
+from echostore.kernel.party.authority import Refusal
 from echostore.kernel.party.credentials import (
     AdoptLocal,
     Assertion,
+    Claim,
+    ControlMessage,
     DeviceAdmit,
     DeviceRevoke,
+    EpochGenesis,
     FeedAdmit,
     FeedBound,
     FeedKind,
@@ -21,13 +25,15 @@ from echostore.kernel.party.credentials import (
     Profile,
     Role,
     RoleChange,
+    VerifiedCredential,
 )
 from echostore.kernel.party.machine import Rejection
+from echostore.kernel.reasons import Reason
 from echostore.peer.control_standing import fold_whole
 from echostore.peer.identity import JoinRequest, Welcome, check_title, read_chain
 from echostore.store.feed_store import FeedStore
 from echostore.store.meta_store import PartyState
-from echostore.wire.credentials import device_vouched, with_adoption_proof
+from echostore.wire.credentials import device_vouched, verify_credentials, with_adoption_proof
 from echostore.wire.generated import credential_pb2
 from echostore.wire.signing import SigningKey
 
@@ -161,7 +167,15 @@ class Members:
         self._issue([self._sign(Profile(display_name))])
 
     def set_policy(self, entries: dict[str, bytes]) -> None:
-        self._issue([self._sign(Policy(tuple(sorted(entries.items()))))])
+        """Change settings of the party; nothing is written of those that stand already."""
+        with self._party.writing() as runtime:
+            if runtime.control is None:
+                raise self._no_control(runtime)
+            now = runtime.processor.membership.machine.policy
+            said = Policy(tuple(sorted((key, value) for key, value in entries.items() if now.get(key) != value)))
+            self.check_may_say(said)
+            if said.entries:
+                self._issue([self._sign(said)])
 
     def adopt(self) -> None:
         """Give a local party this peer's identity."""
@@ -174,6 +188,16 @@ class Members:
     def issue_claim(self, assertion: Assertion) -> None:
         """Sign and write one claim of this device's identity."""
         self._issue([self._sign(assertion)])
+
+    def check_may_say(self, assertion: Assertion) -> None:
+        """Refused when a claim of this device would not count; nothing is signed or written for the question."""
+        party = self._party
+        with party.reading() as runtime:
+            if runtime.control is None:
+                raise self._no_control(runtime)
+            self._check_role()
+            claim = Claim(party.key, party.peer.opener.identity_in(party), party.peer.myself.device, assertion)
+            self._foresee((VerifiedCredential(claim, b""),))
 
     def check_may_admit(self, role: str) -> None:
         """Refused when this device's identity may not admit a member in that role."""
@@ -200,6 +224,7 @@ class Members:
             machine = runtime.processor.membership.machine
             seq = root.control.cursor.length if root.control else 0
             self._check_role()
+            self._foresee(verify_credentials(credentials, self._party.key))
             runtime.issue(credentials)
             self._party.peer.epoch_keeper.control_written(self._party)
             feed = root.control.feed if root.control else b""
@@ -207,9 +232,25 @@ class Members:
                 if rejection.feed == feed and rejection.seq == seq:
                     raise Refused(
                         f"the credential does not count: {rejection.reason}: {rejection.detail}".removesuffix(": "),
-                        unchanged="Membership is as it was.",
-                        next_step="`echostore party why KEY` shows the chain.",
+                        unchanged="It was written, and changes nothing.",
+                        next_step="`echostore party rejected` lists it.",
                     )
+
+    def _foresee(self, credentials: tuple[VerifiedCredential, ...]) -> None:
+        """Refuse before anything is written: a signed block stays for good, and goes to all others."""
+        runtime = self._party.runtime
+        processor, own = runtime.processor, runtime.control
+        assert own is not None
+        clock = {
+            feed: cursor.length - 1
+            for feed, cursor in processor.orderer.cursors.items()
+            if cursor.kind == CONTROL and cursor.length
+        }
+        message = ControlMessage(own.feed, own.cursor.key, own.cursor.length, own.next_depth, clock, credentials)
+        refusal = processor.membership.machine.foresee(message)
+        if refusal is not None:
+            claim = credentials[0].claim
+            raise _refused(refusal, claim.assertion if claim is not None else None)
 
     def _no_control(self, runtime: "PartyRuntime") -> Refused:
         if runtime.processor.parent is None:
@@ -293,3 +334,33 @@ class Members:
             for feed, cursor in cursors.items()
             if cursor.kind == DATA
         }
+
+
+_ACTS: dict[type, str] = {
+    EpochGenesis: "declaring an epoch",
+    Policy: "changing the policy",
+    MemberAdmit: "admitting a member",
+    GroupAdmit: "admitting a group",
+    RoleChange: "changing a role",
+    MemberRemove: "removing a member",
+    DeviceRevoke: "revoking a device",
+    FeedRetire: "retiring a feed",
+}
+_GONE = {
+    Reason.ISSUER_REMOVED: "this identity was removed from the party",
+    Reason.DEVICE_REVOKED: "this device was revoked",
+}
+
+
+def _refused(refusal: Refusal, assertion: Assertion | None) -> Refused:
+    """What would not count, in the words of who asked for it."""
+    gone = _GONE.get(refusal.reason)
+    if gone is not None:
+        return Refused(gone, next_step="Ask an admin to let it in again.")
+    act = _ACTS.get(type(assertion), "this")
+    step = "`echostore party why KEY` shows what a key may do and why."
+    if isinstance(assertion, EpochGenesis):
+        step = "`echostore party policy` shows who declares epochs: ask one of them."
+    elif isinstance(assertion, Policy):
+        step = "Ask an owner or an admin."
+    return Refused(f"{act} is refused: {refusal.reason}: {refusal.detail}".removesuffix(": "), next_step=step)

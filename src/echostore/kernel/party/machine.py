@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from echostore.kernel.ids import DeviceKey, FeedId, FeedKey, IdentityKey, PartyKey, feed_id
 from echostore.kernel.party import explain, roster
 from echostore.kernel.party.admission import Admission, FeedAdmission, build
+from echostore.kernel.party.authority import Refusal
 from echostore.kernel.party.control_state import ControlState, is_late
 from echostore.kernel.party.credentials import ControlMessage, EpochGenesis, ModelPublish, PartyGenesis
 from echostore.kernel.party.departure import departure
@@ -44,6 +45,8 @@ class Rejection:
     position: int
     reason: Reason
     detail: str
+    act: str = ""
+    """Its kind, as `why` names it."""
 
 
 @dataclass(slots=True)
@@ -336,8 +339,17 @@ class PartyMachine:
         for event in refused:
             refusal = self._verdicts.refusal(event)
             assert refusal is not None, f"{event} is refused without a reason"
-            found.append(Rejection(event.feed, event.seq, event.position, refusal.reason, refusal.detail))
+            act = type(event.claim.assertion).__name__ if event.claim is not None else "unreadable"
+            found.append(Rejection(event.feed, event.seq, event.position, refusal.reason, refusal.detail, act))
         return tuple(found)
+
+    def foresee(self, message: ControlMessage) -> Refusal | None:
+        """Why the first credential of a message that nobody has written yet would not count; None if it would.
+
+        Those after it may rest on the first, which is not here yet.
+        """
+        self._settle()
+        return self._verdicts.foresee(Event(message, 0, message.credentials[0]))
 
     def why(self, key: bytes) -> list[explain.Step]:
         """The credentials that concern a member, group, device or feed, and what the valid ones rest on."""

@@ -387,6 +387,15 @@ class Verdicts:
             return stands or found
         return self._voided(event) or judge(self.ledger, event) or found
 
+    def foresee(self, event: Event) -> Refusal | None:
+        """Why an event that nobody has written yet, and that sees all there is, would not count. Takes nothing in.
+
+        Of an admitted feed it is not asked whether another one has the same id.
+        """
+        if event.seq >= self.forks.get(event.feed_key, event.seq + 1):
+            return Refusal(Reason.FORK, "its control feed forks at or before this block")
+        return self._refused_as_it_stands(event) or self._voided(event) or judge(self.ledger, event)
+
     # --- one credential ---------------------------------------------------------------------------------------
 
     def _refused_as_it_stands(self, event: Event) -> Refusal | None:
