@@ -8,8 +8,19 @@ from echostore.cli import item_write
 from echostore.cli.changes import CHANGES, change_line, change_record
 from echostore.cli.moments import parse_duration_s, parse_moment
 from echostore.cli.opening import find_item, item_id, open_party, reading
-from echostore.cli.options import FLAG, IN_PARTY, LISTING_IN_PARTY, Count, InParty, ListingInParty, Name, examples
+from echostore.cli.options import (
+    FLAG,
+    IN_PARTY,
+    LISTING_IN_PARTY,
+    Count,
+    InParty,
+    ListingInParty,
+    Name,
+    PartyChoice,
+    examples,
+)
 from echostore.cli.output import Column, Form, Output
+from echostore.cli.past import item_then, party_then, with_running
 from echostore.cli.tree import NODES, draw, nodes
 from echostore.cli.values import compact, one_line, parse_path, short, shown, shown_json, to_json
 from echostore.kernel.errors import ModelFailed, NotFound
@@ -17,6 +28,7 @@ from echostore.kernel.errors import ModelFailed, NotFound
 if TYPE_CHECKING:
     from echostore.kernel.ids import ItemId
     from echostore.peer.items import Item
+    from echostore.peer.peer import Peer
 
 app = App(
     name="item",
@@ -51,7 +63,7 @@ def tree(
     item
         Where to start: id, unique prefix, @name or locator; without it, the whole party.
     at
-        As of a moment: 10m (ago), an ISO time, or an anchor.
+        As of a moment: 10m (ago), an ISO time, an anchor, or an epoch (epoch:3).
     depth
         How many levels to show.
     deleted
@@ -59,11 +71,10 @@ def tree(
     """
     output = Output.of(options)
     with reading(options) as peer:
-        root = find_item(peer, options, item) if item is not None else None
+        root = None if item is None else _found(peer, options, item, at)
         party = root.party if root is not None else open_party(peer, options.party)
-        if at is not None:
-            party = party.as_of(parse_moment(at))
-            root = party.handle(root.id) if root is not None else None
+        if at is not None and root is None:
+            party = party_then(options, party, at)
         records = nodes(party, root, depth_max=depth, deleted=deleted)
         if output.form is Form.TEXT:
             output.document({}, draw(records, title=None if root is not None else party.title))
@@ -83,13 +94,11 @@ def get(item: Name, path: str | None = None, /, *, at: At = None, options: InPar
     path
         Where the value is: done, address.city, or ["a.b","c"]; in a list, its place.
     at
-        As of a moment: 10m (ago), an ISO time, or an anchor.
+        As of a moment: 10m (ago), an ISO time, an anchor, or an epoch (epoch:3).
     """
     output = Output.of(options)
     with reading(options) as peer:
-        found = find_item(peer, options, item)
-        if at is not None:
-            found = found.party.as_of(parse_moment(at)).handle(found.id)
+        found = _found(peer, options, item, at)
         if path is not None:
             steps = parse_path(path)
             value = _walk(found.value(), steps)
@@ -99,6 +108,10 @@ def get(item: Name, path: str | None = None, /, *, at: At = None, options: InPar
         else:
             fields = item_fields(found)
             output.document(fields, _lines(fields, found))
+
+
+def _found(peer: "Peer", options: PartyChoice, text: str, at: str | None) -> "Item":
+    return find_item(peer, options, text) if at is None else item_then(peer, options, text, at)
 
 
 @app.command(help_prologue=examples("echostore item history 69e5962b", "echostore item history @Summer --nl"))
@@ -129,7 +142,7 @@ def diff(item: Name, before: str, after: str = "now", /, *, options: ListingInPa
     item
         Id, unique prefix, @name or locator.
     before
-        The earlier moment: 10m (ago), an ISO time, or an anchor.
+        The earlier moment: 10m (ago), an ISO time, an anchor, or an epoch (epoch:3).
     after
         The later moment.
     """
@@ -138,7 +151,9 @@ def diff(item: Name, before: str, after: str = "now", /, *, options: ListingInPa
     output = Output.of(options)
     with reading(options) as peer:
         found = find_item(peer, options, item)
-        later = None if after == "now" else parse_moment(after)
+        earlier, later = parse_moment(before), None if after == "now" else parse_moment(after)
+        moments = [moment for moment in (earlier, later) if moment is not None]
+        differences = with_running(options, found.party, moments, lambda: found.diff(earlier, later))
         records = [
             {
                 "path": list(difference.path),
@@ -146,7 +161,7 @@ def diff(item: Name, before: str, after: str = "now", /, *, options: ListingInPa
                 "before": None if difference.before is DELETED else to_json(difference.before),
                 "after": None if difference.after is DELETED else to_json(difference.after),
             }
-            for difference in found.diff(parse_moment(before), later)
+            for difference in differences
         ]
         output.table("differences", DIFFERENCES, records, empty="no difference", item=item_id(found))
 

@@ -8,11 +8,11 @@ recomputed or declared it) adopts it; until then it goes on from the base it has
 from typing import TYPE_CHECKING
 
 from echostore.kernel.errors import Corrupt, NotFound
-from echostore.kernel.ids import FeedId, ItemId
+from echostore.kernel.ids import Cid, FeedId, ItemId
 from echostore.kernel.order import CONTROL
 from echostore.kernel.party.epoch_chain import Epoch
 from echostore.peer.base_standing import adopt, covers, install
-from echostore.wire.base_epoch import FETCHING_KEY, MENDING_KEY, BaseEpoch, BaseName
+from echostore.wire.base_epoch import FETCHING_KEY, MENDING_KEY, BaseEpoch, BaseName, holes_key
 
 if TYPE_CHECKING:
     from echostore.peer.runtime import PartyRuntime
@@ -103,8 +103,15 @@ def open_epoch(runtime: "PartyRuntime", epoch: Epoch) -> BaseEpoch | None:
     except (NotFound, Corrupt):
         return None
     tops = [found.root.index_root, *([] if found.root.placements is None else [found.root.placements])]
-    holed = {runtime.feeds.about(key) for key in (FETCHING_KEY, MENDING_KEY)}
-    return None if runtime.blobs.missing(tops) or epoch.genesis.snapshot in holed else found
+    about, snapshot = runtime.feeds.about, epoch.genesis.snapshot
+    holed = snapshot in {about(key) for key in (FETCHING_KEY, MENDING_KEY)} or about(holes_key(snapshot)) is not None
+    return None if holed or runtime.blobs.missing(tops) else found
+
+
+def no_holes(runtime: "PartyRuntime", snapshot: Cid) -> None:
+    """All of a snapshot is here now, also where fetching it was cut short before."""
+    if runtime.feeds.about(holes_key(snapshot)) is not None:
+        runtime.feeds.set_about({holes_key(snapshot): None})
 
 
 def differing_items(runtime: "PartyRuntime", base: BaseEpoch) -> set[ItemId]:

@@ -16,10 +16,11 @@ One thread per peer, `echostore-bootstrap`, does the fetching; it takes the peer
 
 import asyncio
 import concurrent.futures
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -31,7 +32,7 @@ from echostore.kernel.party.epoch_chain import Epoch, enough_to_join
 from echostore.kernel.snapshot import TreeTop
 from echostore.mesh.blob_exchange import Follow, Unavailable
 from echostore.peer.base_damage import BaseDamage, truncated
-from echostore.peer.base_following import stand_on
+from echostore.peer.base_following import no_holes, stand_on
 from echostore.peer.base_mending import anew, look, mend, mend_beside, mend_control
 from echostore.peer.control_floor import brings_on, fetch_floor
 from echostore.peer.control_floor import stand_on as stand_on_floor
@@ -42,7 +43,7 @@ from echostore.peer.opening import WAITS_FOR_EPOCH
 from echostore.peer.parting import leave_branch, pinned_elsewhere
 from echostore.peer.status import REMOVED, REVOKED, standing_of
 from echostore.peer.view_reading import view_states
-from echostore.wire.base_epoch import FETCHING_KEY, BaseEpoch, BaseName
+from echostore.wire.base_epoch import FETCHING_KEY, BaseEpoch, BaseName, holes_key
 from echostore.wire.cids import is_cid
 from echostore.wire.control_blobs import chunks_named
 from echostore.wire.items import is_deleted
@@ -202,8 +203,9 @@ def fetch_epoch(party: "Party", number: int, fetch: Fetch, progress: Progress = 
     assert blobs is not None
     try:
         name = BaseName.of(epoch.genesis, epoch.hash) if epoch is not None else _older_name(party, number, fetch)
-        fetch_heads(blobs, name, fetch)
-        fetch_tree(blobs, name, fetch, progress)
+        with has_holes(party, name):
+            fetch_heads(blobs, name, fetch)
+            fetch_tree(blobs, name, fetch, progress)
     except Unavailable as nothing:
         raise TimedOut(
             f"{len(nothing.cids)} blobs of epoch {number} came from nobody",
@@ -213,6 +215,18 @@ def fetch_epoch(party: "Party", number: int, fetch: Fetch, progress: Progress = 
     base = BaseEpoch(name, blobs.get, runtime.processor.factory)
     keep_placements(base, blobs)
     return base
+
+
+@contextlib.contextmanager
+def has_holes(party: "Party", name: BaseName) -> Iterator[None]:
+    """While a snapshot is fetched, and after a fetch that was cut short, nobody takes it for whole."""
+    with party.reading() as runtime:
+        assert runtime.blobs is not None
+        if not runtime.blobs.has(name.snapshot):
+            runtime.feeds.set_about({holes_key(name.snapshot): b"1"})
+    yield
+    with party.reading() as runtime:
+        no_holes(runtime, name.snapshot)
 
 
 def _older_name(party: "Party", number: int, fetch: Fetch) -> BaseName:

@@ -23,7 +23,7 @@ from echostore.kernel.party.epoch_chain import Epoch, Tally, enough_to_join
 from echostore.kernel.party.epoch_policy import DISCARD_AHEAD_MS
 from echostore.kernel.snapshot import READ_VERSIONS, StateRoot
 from echostore.mesh.blob_exchange import Unavailable
-from echostore.peer.base_following import open_epoch
+from echostore.peer.base_following import no_holes, open_epoch
 from echostore.peer.control_naming import control_at
 from echostore.peer.epoch_fold import Folded, OpenTimeframe
 from echostore.peer.epoch_states import EpochStates
@@ -334,6 +334,7 @@ class Agreement:
         record = self._record_bytes(epoch)
         wanted = {**mine.blobs, cid_of(record, PROTOBUF): record}
         blobs.put_many({cid: wanted[cid] for cid in blobs.missing(wanted)})
+        no_holes(self._party.runtime, mine.cid)
 
     # what is remembered
 

@@ -14,6 +14,7 @@ from echostore.kernel.party.credentials import ChildParty, EpochDispute, EpochGe
 from echostore.kernel.party.epoch_chain import Epoch, Tally, follows
 from echostore.kernel.party.epoch_policy import EpochPolicy
 from echostore.kernel.snapshot import ENCODING_VERSION, StateRoot
+from echostore.peer.base_following import no_holes
 from echostore.peer.control_naming import control_at
 from echostore.peer.control_standing import fold_whole, no_epoch
 from echostore.peer.epoch_agreement import JUDGED_SETTING, AcceptedEpoch, Agreement, Judged, kept_epoch, record_of
@@ -344,6 +345,7 @@ class Epochs:
         if folded is not None:
             assert runtime.blobs is not None
             runtime.blobs.put_many({each: folded.blobs[each] for each in runtime.blobs.missing(folded.blobs)})
+            no_holes(runtime, folded.cid)
         return folded
 
     def create_from(self, cid: Cid, blobs: "Iterator[tuple[Cid, bytes]]") -> EpochView:

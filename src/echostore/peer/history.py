@@ -20,6 +20,7 @@ from echostore.kernel.party.epoch_chain import Tally
 from echostore.kernel.timeframe import Position, Timeframe
 from echostore.kernel.values import Path, Value, timestamp_us
 from echostore.peer.anchors import Anchor
+from echostore.peer.asking_past import EpochNotHere, with_others
 from echostore.peer.base_following import open_epoch
 from echostore.peer.control_standing import fold_whole, no_epoch
 from echostore.peer.delivered import Delivered
@@ -66,25 +67,27 @@ EPOCH_PREFIX = "epoch:"
 
 
 def party_as_of(party: "Party", moment: Any) -> "Party":
-    """The party at a moment, read-only and in memory."""
+    """The party at a moment, read-only and in memory. What lies below an epoch that is not here is asked of others."""
+    return with_others(party, lambda: _party_then(party, moment))
+
+
+def _party_then(party: "Party", moment: Any) -> "Party":
     from echostore.peer.older_epochs import party_at_older
     from echostore.peer.party import Party
 
-    with party.reading() as runtime:
-        if runtime.writable:
-            runtime.flush()
-        number = _number_of_epoch(moment)
-        older = party_at_older(party, number) if number is not None else None
-        if older is not None:
-            return older
-        data, control = resolve_moment(runtime, moment)
-        _check_held(runtime, data)
-        processor = PastProcessor(runtime.processor, data, control, base=base_for(runtime, data))
-        processor.open()
-        past = PartyRuntime(
-            processor, feeds=runtime.feeds, items=None, blobs=None, now_ms=runtime.now_ms, writable=False
-        )
-        return Party(party.peer, past, title=party._title, lock=party.lock)
+    runtime = party.runtime
+    if runtime.writable:
+        runtime.flush()
+    number = _number_of_epoch(moment)
+    older = party_at_older(party, number) if number is not None else None
+    if older is not None:
+        return older
+    data, control = resolve_moment(runtime, moment)
+    _check_held(runtime, data)
+    processor = PastProcessor(runtime.processor, data, control, base=base_for(runtime, data))
+    processor.open()
+    past = PartyRuntime(processor, feeds=runtime.feeds, items=None, blobs=None, now_ms=runtime.now_ms, writable=False)
+    return Party(party.peer, past, title=party._title, lock=party.lock)
 
 
 class PastProcessor(PartyProcessor):
@@ -159,9 +162,8 @@ def _timeframes_of_epoch(runtime: PartyRuntime, number: int) -> tuple[Timeframe,
 
 def _check_time(runtime: PartyRuntime, time_ms: int) -> None:
     """Blocks tell times, and below the base of a truncated party there are none."""
-    cursors = [cursor for cursor in runtime.processor.orderer.cursors.values() if cursor.kind == DATA]
     base = runtime.processor.base
-    if base is None or not any(_beginning(runtime, cursor) for cursor in cursors):
+    if base is None or not any(_beginning(runtime, cursor) for cursor in _data_cursors(runtime)):
         return
     epoch = _tally(runtime).accepted(base.name.number)
     if epoch is not None and time_ms < epoch.genesis.created_ms:
@@ -226,24 +228,34 @@ def _beginning(runtime: PartyRuntime, cursor: FeedCursor) -> int:
 def base_for(runtime: PartyRuntime, data: Timeframe) -> BaseEpoch | None:
     """The epoch from which a past is folded: the newest one inside it whose tail is here. None: from the beginning.
 
-    Compacted when the blocks are gone and no epoch that is still here ends just where they begin.
+    Compacted when the blocks are gone and no epoch ends just where they begin; EpochNotHere when one does whose snapshot
+    is with others.
     """
     live = runtime.processor
-    candidates = [] if live.base is None else [live.base, *earlier_epochs(runtime, live.base)]
-    cursors = [cursor for cursor in live.orderer.cursors.values() if cursor.kind == DATA]
-    for base in candidates:
-        inside = all(data.length(feed) >= cut.length for feed, cut in base.cuts.items() if not cut.control)
-        if inside and all(
-            data.length(cursor.id) == base.length(cursor.id) or base.length(cursor.id) >= _beginning(runtime, cursor)
-            for cursor in cursors
-        ):
+    for base in [] if live.base is None else [live.base, *earlier_epochs(runtime, live.base)]:
+        if _leads_to(runtime, data, {feed: cut.length for feed, cut in base.cuts.items() if not cut.control}):
             return base
-    if any(_beginning(runtime, cursor) for cursor in cursors):
-        raise Compacted(
-            "that moment lies inside an epoch whose blocks are gone, and no snapshot of it is here",
-            next_step="Ask a member that kept its history, or fetch an older epoch: `echostore epoch fetch`.",
-        )
-    return None
+    if not any(_beginning(runtime, cursor) for cursor in _data_cursors(runtime)):
+        return None
+    for epoch in reversed(_tally(runtime).chain):
+        if _leads_to(runtime, data, {feed_id(entry.feed): entry.seq + 1 for entry in epoch.genesis.timeframe}):
+            raise EpochNotHere(epoch.number)
+    raise Compacted(
+        "that moment lies inside an epoch whose blocks are gone here, where no snapshot was taken",
+        next_step="Name an epoch by its number, or ask a member that kept its history.",
+    )
+
+
+def _data_cursors(runtime: PartyRuntime) -> list[FeedCursor]:
+    return [cursor for cursor in runtime.processor.orderer.cursors.values() if cursor.kind == DATA]
+
+
+def _leads_to(runtime: PartyRuntime, data: Timeframe, lengths: dict[FeedId, int]) -> bool:
+    """Whether a moment can be folded from an epoch that ends at these lengths: nothing in between is gone."""
+    return all(data.length(feed) >= length for feed, length in lengths.items()) and all(
+        data.length(cursor.id) == lengths.get(cursor.id, 0) or lengths.get(cursor.id, 0) >= _beginning(runtime, cursor)
+        for cursor in _data_cursors(runtime)
+    )
 
 
 def earlier_epochs(runtime: PartyRuntime, base: BaseEpoch) -> Iterator[BaseEpoch]:
@@ -346,14 +358,18 @@ def _without_parent(operation: ItemOperation) -> ItemOperation:
 
 
 def item_diff(item: "Item", before: Any, after: Any) -> list[ValueDiff]:
-    with item.party.reading() as runtime:
-        if runtime.writable:
-            runtime.flush()
-        old = _item_then(runtime, item.id, before)
-        new = item._record() if after is None else _item_then(runtime, item.id, after)
-        differences: list[ValueDiff] = []
-        _compare((), _plain_value(old), _plain_value(new), differences)
-        return differences
+    return with_others(item.party, lambda: _difference(item, before, after))
+
+
+def _difference(item: "Item", before: Any, after: Any) -> list[ValueDiff]:
+    runtime = item.party.runtime
+    if runtime.writable:
+        runtime.flush()
+    old = _item_then(runtime, item.id, before)
+    new = item._record() if after is None else _item_then(runtime, item.id, after)
+    differences: list[ValueDiff] = []
+    _compare((), _plain_value(old), _plain_value(new), differences)
+    return differences
 
 
 def _item_then(runtime: PartyRuntime, item: ItemId, moment: Any) -> ItemRecord | None:

@@ -16,6 +16,7 @@ from echostore.kernel.ids import Cid, feed_id
 from echostore.kernel.order import CONTROL
 from echostore.kernel.party.epoch_chain import Epoch
 from echostore.kernel.timeframe import Position, Timeframe
+from echostore.peer.asking_past import EpochNotHere
 from echostore.peer.control_standing import fold_whole
 from echostore.peer.history import PastProcessor
 from echostore.peer.party import Party
@@ -95,7 +96,7 @@ def kept_records(runtime: PartyRuntime) -> list[Cid]:
 
 
 def party_at_older(party: Party, number: int) -> Party | None:
-    """The party at the moment of an epoch that ends below where control begins; Compacted when its snapshot is not here.
+    """The party at the moment of an epoch that ends below where control begins; EpochNotHere without its snapshot.
 
     None for an epoch whose moment control can be folded to, and for one that is not known.
     """
@@ -109,10 +110,7 @@ def party_at_older(party: Party, number: int) -> Party | None:
         base = BaseEpoch.of_snapshot(number, snapshot, blobs.get, live.processor.factory)
         base.reader.check()
     except NotFound:
-        raise Compacted(
-            f"epoch {number} lies below what this peer keeps of its control feeds, and its snapshot is not here",
-            next_step=f"`echostore epoch fetch {number} --from HOST:PORT` asks a member that kept it.",
-        ) from None
+        raise EpochNotHere(number) from None
     data = Timeframe.of((feed_id(each.feed_key), Position(each.seq, each.link)) for each in base.root.timeframe)
     processor = PastProcessor(live.processor, data, _control_begins(live), base=base)
     processor.open()

@@ -44,6 +44,11 @@ MENDING_KEY = "mending"
 """Under which the FeedStore names the base's snapshot once blobs of it were found lost, until it is whole again."""
 
 
+def holes_key(snapshot: Cid) -> str:
+    """Under which the FeedStore says that a snapshot of the past is not whole here, since fetching it was cut short."""
+    return f"{FETCHING_KEY}:{snapshot.hex()}"
+
+
 @dataclass(frozen=True, slots=True)
 class BaseName:
     """Which epoch: number and hash of its genesis, its snapshot and its cut."""
