@@ -97,6 +97,14 @@ def test_a_locator_that_is_none_or_of_another_party(away: Away) -> None:
     assert (status, "in no party abababab" in said, "ticket" in said) == (3, True, True)
 
 
+@pytest.mark.parametrize("where", ["in the epoch", "above it"])
+def test_an_item_that_is_no_view(away: Away, where: str) -> None:
+    item = away.trip.query(type="task").one() if where == "in the epoch" else away.trip.create(type="task", n=1)
+    away.trip.flush()
+    status, said = away.open(item.locator)
+    assert (status, "is not a view" in said, "view list" in said) == (2, True, True), said
+
+
 def test_a_view_that_is_nowhere(away: Away, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bootstrap, "PATIENCE_S", 1.0)
     key = away.trip.key.hex()
