@@ -113,3 +113,22 @@ def test_what_the_background_could_not_seal_is_told_once_and_stops_nothing(
     assert str(notes) == "third first ", "what was refused is out"
     assert party.status.failure == ""
     peer.close()
+
+
+@pytest.mark.parametrize("in_batch", [False, True])
+def test_a_post_after_edits_in_place_is_given_its_own_name(peer: Peer, in_batch: bool) -> None:
+    party = peer.create_party("Trip")
+    text, log = party.create("text"), party.create("threaded-log")
+    if in_batch:
+        with party.batch():
+            text.insert(0, "x")
+            first = log.post("question")
+            log.post("answer", reply_to=first)
+    else:
+        text.insert(0, "x")
+        first = log.post("question")
+        log.post("answer", reply_to=first)
+    assert log.posts()[0].id == first
+    (thread,) = log.threads()
+    assert [reply.entry.body for reply in thread.replies] == ["answer"]
+    peer.close()

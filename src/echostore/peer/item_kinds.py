@@ -332,7 +332,7 @@ class LogItem(Item):
             self._check_access(runtime)
             plain = self.party.reference_to(body) if isinstance(body, Item) else check_value(body, where="post")
             _size(plain, "a post")
-            runtime.writer()
+            runtime.before_naming()
             assert runtime.data is not None
             feed = runtime.data.feed
             own = answered is not None and answered.feed == feed

@@ -139,11 +139,7 @@ class Party(CapabilityIssuing):
         if parent is not None:
             self.check_own(parent)
         with self.writing() as runtime:
-            if runtime.open_edits and not runtime.in_batch:
-                runtime.seal_edits()
-            elif runtime.open_edits:
-                runtime.collect_edits()
-            runtime.going_on()
+            runtime.before_naming()
             _check_names(model, version, type)
             item = runtime.next_item()
             depth = 0 if runtime.data is None else runtime.data.next_depth

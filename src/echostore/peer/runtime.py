@@ -186,6 +186,12 @@ class PartyRuntime:
 
     # writing data
 
+    def before_naming(self) -> None:
+        """Before something gets its name by where it is going to stand: edits in place so far come before it."""
+        if self.open_edits:
+            (self.collect_edits if self.in_batch else self.seal_edits)()
+        self.going_on()
+
     def next_item(self) -> ItemId:
         """The id that a genesis written now will have."""
         assert self.data is not None
