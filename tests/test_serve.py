@@ -127,6 +127,7 @@ WRITING = {
     ("epoch", "create"): "epoch create -p {party}",
     ("epoch", "fetch"): "epoch fetch 1 -p {party}",
     ("epoch", "gc"): "epoch gc -p {party}",
+    ("party", "revive"): "party revive {gone} -p {fourth}",
     ("party", "policy"): "party policy --messages 100 -p {party}",
     ("party", "capability", "issue"): "party capability issue -p {party} --json",
     ("party", "capability", "revoke"): "party capability revoke {capability} -p {party}",
@@ -177,6 +178,10 @@ def test_every_writing_command_works_beside_serve(tmp_path: Path) -> None:
         elsewhere = bob.cli("party", "invite", other, "--open", "--json").ok().json()
         names = {"party": party, "third": third, "item": item, "bob": bobs["identity"], "bobs_device": bobs["device"]}
         names["child"] = cli("party", "create", "Chess", "--below", third, "--json").ok().json()["party"]
+        names["fourth"] = fourth = cli("party", "create", "Fourth", "--json").ok().json()["party"]
+        names["gone"] = gone = cli("item", "create", "text", "x", "-p", fourth, "--json").ok().json()["item"]
+        cli("item", "delete", gone, "--yes", "-p", fourth).ok()
+        cli("epoch", "create", "--discard-before", "now", "-p", fourth).ok()
         names |= {"stranger": "ab" * 32, "ticket": elsewhere["ticket"], "car": str(tmp_path / "second.car")}
         for path, line in WRITING.items():
             if path == ("party", "import"):

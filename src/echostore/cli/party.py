@@ -4,7 +4,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App
 
-from echostore.cli import party_capability, party_children, party_group, party_life, party_network, party_policy
+from echostore.cli import (
+    party_capability,
+    party_children,
+    party_group,
+    party_life,
+    party_network,
+    party_policy,
+    party_revive,
+)
 from echostore.cli.feed import INTEGRITY_BROKEN
 from echostore.cli.opening import home_path, open_party, party_key, reading, writing
 from echostore.cli.options import FLAG, IN_PARTY, LISTING, OPTIONS, InParty, Listing, Options, examples
@@ -272,6 +280,7 @@ def why(key: str, /, *, options: InParty = IN_PARTY) -> None:
     output.table("steps", STEPS, records)
 
 
+app.command(party_revive.revive, help_prologue=examples(*party_revive.EXAMPLES))
 for _verb in (party_life.pause, party_life.resume, party_life.close):
     app.command(_verb, help_prologue=examples(*party_life.EXAMPLES[_verb.__name__]))
 app.command(party_life.forget, help_prologue=examples(*party_life.EXAMPLES["forget"]))

@@ -51,7 +51,7 @@ def fetch_past(party: "Party", number: int) -> None:
     """Get an epoch's snapshot from members that are connected; Compacted when none of them has it, or none was asked."""
     from echostore.peer.bootstrap import fetch_epoch
 
-    why = _why_alone(party)
+    why = why_alone(party)
     if why:
         raise Compacted(
             f"that moment needs the snapshot of epoch {number}, which is not here, and nobody was asked: {why}",
@@ -71,7 +71,7 @@ def fetch_past(party: "Party", number: int) -> None:
         ) from None
 
 
-def _why_alone(party: "Party") -> str:
+def why_alone(party: "Party") -> str:
     """Why nobody can be asked from here; empty where that is possible."""
     peer = party.peer
     if peer.read_only or not peer.on_network:

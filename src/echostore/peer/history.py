@@ -322,19 +322,8 @@ def item_at(runtime: PartyRuntime, item: ItemId, data: Timeframe) -> ItemRecord 
     known = base.record(item) if base is not None else None
     if known is not None:
         state.restore([known], [])
-    messages: list[Delivered] = []
-    for feed, seq in processor.touched.places(frozenset({item})):
-        if not data.covers(feed, seq) or (base is not None and seq < base.length(feed)):
-            continue
-        cursor = processor.orderer.cursors[feed]
-        block = runtime.feeds.block(cursor.key, seq)
-        envelope = decode_envelope(block.payload, DATA)
-        assert isinstance(envelope, Envelope), envelope
-        message = processor.delivered(feed, seq, block.link, envelope)
-        if message is not None:
-            messages.append(message)
-    for message in sorted(messages, key=lambda message: (message.depth, message.feed, message.seq)):
-        operations = [_without_parent(operation) for operation in message.operations]
+    for message in messages_of(runtime, item, base, data):
+        operations = [without_parent(operation) for operation in message.operations]
         state.apply(
             depth=message.depth,
             feed=message.feed,
@@ -348,7 +337,27 @@ def item_at(runtime: PartyRuntime, item: ItemId, data: Timeframe) -> ItemRecord 
     return state.records.get(item)
 
 
-def _without_parent(operation: ItemOperation) -> ItemOperation:
+def messages_of(
+    runtime: PartyRuntime, item: ItemId, base: BaseEpoch | None, data: Timeframe | None = None
+) -> list[Delivered]:
+    """The messages above a base that write an item and are here, in canonical order; only those inside `data` if given."""
+    processor = runtime.processor
+    found: list[Delivered] = []
+    for feed, seq in processor.touched.places(frozenset({item})):
+        cursor = processor.orderer.cursors[feed]
+        begins = max(_beginning(runtime, cursor), base.length(feed) if base is not None else 0)
+        if seq < begins or (data is not None and not data.covers(feed, seq)):
+            continue
+        block = runtime.feeds.block(cursor.key, seq)
+        envelope = decode_envelope(block.payload, DATA)
+        assert isinstance(envelope, Envelope), envelope
+        message = processor.delivered(feed, seq, block.link, envelope)
+        if message is not None:
+            found.append(message)
+    return sorted(found, key=lambda message: (message.depth, message.feed, message.seq))
+
+
+def without_parent(operation: ItemOperation) -> ItemOperation:
     """Folding one item alone, its parent does not matter."""
     if operation.field != GENESIS or operation.body.parent is None:
         return operation

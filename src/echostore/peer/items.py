@@ -260,7 +260,7 @@ class Item:
         if not record.access:
             return
         writer = runtime.writer()
-        rule = record.rule_at(_HIGHEST)
+        rule = record.rule_at(HIGHEST)
         if rule is not None and writer.role != "owner" and not rule.allows(writer.role, writer.identity):
             raise Refused(f"item {item_text(self.id)[:8]} may be written by {_rule_text(rule)} only")
 
@@ -290,7 +290,7 @@ class Item:
         return f"<{label} {item_text(self.id)[:8]}{' deleted' if record.deleted else ''}>"
 
 
-_HIGHEST = Stamp(1 << 62, b"\xff" * 8, 1 << 62, 0)  # type: ignore[arg-type]  # above every real stamp
+HIGHEST = Stamp(1 << 62, b"\xff" * 8, 1 << 62, 0)  # type: ignore[arg-type]  # above every real stamp
 
 
 def _rule_text(rule: Any) -> str:

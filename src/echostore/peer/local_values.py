@@ -39,6 +39,7 @@ _RECORDS: Final = {
     "echostore.peer.history": ("Revision", "ValueDiff"),
     "echostore.peer.identity": ("JoinRequest", "Welcome"),
     "echostore.peer.inviting": ("Issued",),
+    "echostore.peer.made_anew": ("Revived",),
     "echostore.peer.network": ("Connected", "Seen"),
     "echostore.peer.delivered": ("Delivered",),
     "echostore.peer.progress": ("PartyProgress",),

@@ -37,6 +37,7 @@ from echostore.wire.views import sign_view
 if TYPE_CHECKING:
     from echostore.peer.files import Files
     from echostore.peer.inviting import Invitation
+    from echostore.peer.made_anew import Revived
     from echostore.peer.members import Members
     from echostore.peer.peer import Peer
 
@@ -496,6 +497,12 @@ class Party(CapabilityIssuing):
         """Everything that did not enter the state, with its reason."""
         with self.reading() as runtime:
             return runtime.processor.rejects()
+
+    def revive(self, item: Any, *, dry_run: bool = False) -> "Revived":
+        """Make an item anew that an epoch discarded, with what was written to it since; Compacted where nobody has it."""
+        from echostore.peer.reviving import revive
+
+        return revive(self, item, dry_run=dry_run)
 
     def acknowledge(
         self, device: bytes, lengths: Mapping[bytes, int], processed: Mapping[bytes, int] | None = None
