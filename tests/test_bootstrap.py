@@ -21,6 +21,8 @@ from echostore.peer.party import Party
 from echostore.wire import tree, tree_nodes
 from echostore.wire.cids import PROTOBUF, RAW, cid_codec, cid_of, is_cid
 from echostore.wire.generated import epoch_pb2 as pb
+from echostore.wire.snapshot import read_state_root
+from echostore.wire.tree_reader import TreeReader
 from network_peers import address, converged, invited, peers, until
 from test_stale_messages import blobs_of, control_from
 from two_peers import open_quiet, sync
@@ -336,23 +338,33 @@ def test_a_view_is_read_before_the_rest_of_the_epoch_is_here(tmp_path: Path) -> 
 def test_a_particular_epoch_is_fetched_and_can_be_read(tmp_path: Path) -> None:
     with peers(tmp_path, "ann") as (ann,):
         party = ann.create_party("Trip")
+        others = [party.create("property-set", text="x" * 500) for _ in range(60)]
         item = party.create("property-set", n=0)
-        for number in (1, 2):
-            epoch_after(party, item, number)
+        epoch_after(party, item, 1)
+        for other in others:
+            other["text"] = "y" * 500
+        epoch_after(party, item, 2)
+        root = read_state_root(party.runtime.blobs.get(Epochs(party).get(1).genesis.snapshot))
+        tree_of_first = list(TreeReader(root.index_root, party.runtime.blobs.get).reachable())
+        assert len(tree_of_first) > 2, "there is something to fetch below the top"
         with echostore.open(tmp_path / "guest", name="guest") as guest:
             guest.listen("127.0.0.1:0")
             joined = invited(ann, party, guest)
             assert guest.network.bootstraps.outcomes[party.key].epoch == 2
-            with pytest.raises(Compacted):
-                joined.as_of(1)
+            assert len(joined.runtime.blobs.missing(tree_of_first)) > 2
+        with echostore.open(tmp_path / "guest") as guest, pytest.raises(Compacted):
+            guest.party("@Trip").as_of(1)
         cli = Cli(tmp_path / "guest", tmp_path / "state")
         got = cli("epoch", "fetch", "1", "--from", address(ann), "--json").ok().json()
-        assert (got["epoch"], got["items"]) == (1, 2)
-        assert got["fetched"] > 0
+        assert (got["epoch"], got["items"]) == (1, 62)
+        assert got["fetched"] > 2
         assert cli("epoch", "fetch", "1", "--json").ok().json()["fetched"] == 0
         assert cli("epoch", "fetch", "7").status == 3
         with echostore.open(tmp_path / "guest") as guest:
-            assert guest.party("@Trip").as_of(1).get(item.id)["n"] == 1
+            past = guest.party("@Trip").as_of(1)
+            assert past.get(item.id)["n"] == 1
+            assert {past.get(other.id)["text"] for other in others} == {"x" * 500}
+            assert guest.party("@Trip").runtime.blobs.missing(tree_of_first) == []
 
 
 def test_a_start_that_fails_for_no_known_reason_stops_no_later_one(

@@ -609,6 +609,7 @@ def test_each_trigger_makes_an_epoch_due(tmp_path: Path, trigger: str) -> None:
     made.party("a").create("property-set", text="x" * 300)
     made.tick()
     made.now_ms += 59_000
+    assert made.tick() == []
     assert made.epochs("a").all() == [], "not due yet"
     for _ in range(5):
         made.party("a").create("property-set", text="x" * 300)
@@ -709,8 +710,38 @@ def test_only_whom_the_policy_names_declares(tmp_path: Path) -> None:
     )
     made.party("a").create("property-set", type="task")
     made.meet()
+    for name in "abc":
+        named = eligible_devices(made.party(name), made.epochs(name).policy)
+        assert named == [made.peers["c"].device], "nobody else has a turn, whatever the lot says"
+    for _ in range(4):
+        assert [kept.declared for name in "ab" for kept in made.peers[name].epoch_keeper.tick()] == [None, None]
+        made.now_ms += 10**9
     assert made.tick() == [("c", 1)]
     assert made.epochs("a").all()[0].declarer == "c"
+    made.close()
+
+
+def test_nobody_declares_on_top_of_an_epoch_that_it_has_not_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Circle(tmp_path, "abc")
+    made.party("a").members.set_policy({"epoch.messages": b"1", "epoch.grace_s": b"1"})
+    made.party("a").create("property-set", type="task")
+    made.meet()
+    made.epochs("a").create()
+    made.party("b").create("property-set", type="task")
+    made.meet()
+    keeper = made.peers["b"].epoch_keeper
+    with monkeypatch.context() as busy:
+        busy.setattr(Epochs, "review", lambda self: [])  # recomputing takes its time
+        for _ in range(4):
+            assert [kept.declared for kept in keeper.tick()] == [None]
+            made.now_ms += 10**9
+    assert not made.epochs("b").judged(made.epochs("b").get(1))
+    (kept,) = keeper.tick()
+    assert [judged.verdict for judged in kept.judged] == [Verdict.ATTESTED]
+    assert kept.declared is not None
+    assert kept.declared.number == 2
     made.close()
 
 

@@ -67,7 +67,7 @@ def test_deleted_items_are_not_shown(away: Away) -> None:
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_an_item_that_is_no_view(away: Away, early: bool) -> None:
+def test_an_item_inside_of_a_view_that_is_no_view(away: Away, early: bool) -> None:
     text = away.trip.create("text", parent=away.view)
     if early:
         Epochs(away.trip).create()
