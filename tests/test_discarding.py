@@ -210,10 +210,10 @@ def test_the_command_line_discards_what_is_older(tmp_path: Path) -> None:
     cli("party", "create", "Trip").ok()
     gone = cli("item", "create", "property-set", "title=Tickets", "--json").ok().json()["item"]
     cli("item", "delete", gone, "--yes").ok()
-    assert cli("epoch", "create", "--discard-before", "epoch:1").status == 2
+    assert cli("epoch", "create", "--discard-before", "epoch:1").status == 3
     cli("epoch", "create", "--discard-before", "1h").ok()
     cli("item", "get", gone).ok()
-    cli("epoch", "create", "--discard-before", "now").ok()
+    cli("epoch", "create", "--discard-before", "now", "--yes").ok()
     assert cli("item", "get", gone).status != 0
 
 

@@ -130,7 +130,7 @@ def test_history_says_that_some_of_it_is_gone(tmp_path: Path) -> None:
     cli = Cli(home, tmp_path / "state")
     whole = cli("item", "history", "@tickets", "--json").ok()
     assert (whole.json()["compacted"], whole.err) == (0, "")
-    cli("epoch", "gc").ok()
+    cli("epoch", "gc", "--yes").ok()
     rest = cli("item", "history", "@tickets", "--json").ok()
     assert rest.json()["compacted"] > 0
     assert "not here any more" in rest.err
@@ -142,7 +142,7 @@ def test_feeds_say_where_they_begin_and_parties_on_what_they_stand(tmp_path: Pat
     cli = Cli(home, tmp_path / "state")
     assert {feed["start"] for feed in cli("feed", "list", "--json").ok().json()["feeds"]} == {0}
     assert "only as" not in cli("status").ok().out
-    cli("epoch", "gc").ok()
+    cli("epoch", "gc", "--yes").ok()
     data = next(feed for feed in cli("feed", "list", "--json").ok().json()["feeds"] if feed["kind"] == "data")
     assert 0 < data["start"] < data["held"]
     shown = cli("party", "show", "--json").ok().json()
@@ -232,7 +232,7 @@ def test_lost_blobs_of_a_truncated_party_are_damage_and_named(tmp_path: Path) ->
     cli = Cli(home, tmp_path / "state")
     cli("party", "create", "Other").ok()
     lose_blobs(home)
-    for command in (("item", "tree"), ("item", "create", "text", "x"), ("epoch", "gc"), ("item", "tree")):
+    for command in (("item", "tree"), ("item", "create", "text", "x"), ("epoch", "gc", "--yes"), ("item", "tree")):
         ran = cli(*command, "--party", "@Trip")
         assert ran.status == 6, (command, ran)
         assert "the epoch that the party stands on is lost" in ran.err
@@ -259,7 +259,7 @@ def test_doctor_does_not_send_the_blobs_of_a_truncated_party_away(tmp_path: Path
         return str(next(each["next_step"] for each in ran.json()["checks"] if "blobs.db" in each["name"]))
 
     assert "made anew" in advice()
-    cli("epoch", "gc").ok()
+    cli("epoch", "gc", "--yes").ok()
     assert "made anew" not in advice()
 
 

@@ -195,7 +195,7 @@ def test_the_command_shows_bytes_before_and_after(tmp_path: Path) -> None:
     cli = Cli(home, tmp_path / "state")
     dry = cli("epoch", "gc", "--dry-run", "--json").ok().json()
     assert (dry["dry_run"], dry["epoch"], dry["disk_after"]) == (True, 2, None)
-    done = cli("epoch", "gc").ok().out
+    done = cli("epoch", "gc", "--yes").ok().out
     assert "disk before" in done
     assert "disk after" in done
     assert "below epoch 2" in done

@@ -126,7 +126,7 @@ WRITING = {
     ("item", "restore"): "item restore {item} -p {party}",
     ("epoch", "create"): "epoch create -p {party}",
     ("epoch", "fetch"): "epoch fetch 1 -p {party}",
-    ("epoch", "gc"): "epoch gc -p {party}",
+    ("epoch", "gc"): "epoch gc -p {party} --yes",
     ("party", "revive"): "party revive {gone} -p {fourth}",
     ("party", "policy"): "party policy --messages 100 -p {party}",
     ("party", "capability", "issue"): "party capability issue -p {party} --json",

@@ -2,19 +2,21 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App
 
 from echostore.cli.feed import INTEGRITY_BROKEN
 from echostore.cli.moments import parse_moment
 from echostore.cli.opening import looking, open_party, reading, writing
-from echostore.cli.options import IN_PARTY, LISTING_IN_PARTY, InParty, ListingInParty, examples
-from echostore.cli.output import Column, Output, size
+from echostore.cli.options import FLAG, IN_PARTY, LISTING_IN_PARTY, YES, InParty, ListingInParty, examples
+from echostore.cli.output import Column, Output, counted, size
 from echostore.cli.values import iso_ms, short
 from echostore.kernel.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from echostore.peer.epochs import EpochView
     from echostore.peer.party import Party
 
@@ -43,28 +45,51 @@ REFUSED = 4
 @app.command(
     help_prologue=examples(
         "echostore epoch create",
-        "echostore epoch create --discard-before 30d",
+        "echostore epoch create --discard-before 30d --dry-run",
         "echostore epoch create --party @Trip --from-pipeline out",
     )
 )
 def create(
-    *, discard_before: str | None = None, from_pipeline: Path | None = None, options: InParty = IN_PARTY
+    *,
+    discard_before: str | None = None,
+    from_pipeline: Path | None = None,
+    dry_run: Annotated[bool, FLAG] = False,
+    yes: Annotated[bool, YES] = False,
+    options: InParty = IN_PARTY,
 ) -> None:
     """Declare an epoch: this party's state as it is now, under its CID, signed by this device.
 
     Parameters
     ----------
     discard_before
-        Leave out what is older (30d, 2026-05-01) and seen by all: deleted items, posts that logs let go, the history
-        of texts and lists. What stands stays. Without it the policy says how old these become (--discard-after).
+        Leave out what is older (30d, 2026-05-01, epoch:3) and seen by all: deleted items, posts that logs let go, the
+        history of texts and lists. What stands stays. They are gone for all members, so this asks first.
+        Without it the policy says how old these become (--discard-after).
     from_pipeline
         Folder that `echostore pipeline run` wrote. Its snapshot is declared, with its blobs, if this peer's own
         state at that place has the same CID; otherwise nothing is.
+    dry_run
+        Only tell what would be declared and left out.
+    yes
+        Leave it out without asking; needed where nobody can be asked.
     """
     output = Output.of(options)
-    before_ms = None if discard_before is None else _time_ms(discard_before)
-    if before_ms is not None and from_pipeline is not None:
-        raise UsageError("a pipeline's snapshot leaves nothing out", next_step="Give one of both options.")
+    before = None if discard_before is None else _moment(discard_before)
+    if from_pipeline is not None and (before is not None or dry_run):
+        raise UsageError("a pipeline's snapshot leaves nothing out", next_step="Give --from-pipeline alone.")
+    before_ms = None
+    if before is not None or dry_run:
+        plan, before_ms = _planned(options, before)
+        if before is not None:
+            for line in _loss_lines(plan):
+                output.note(line)
+        if dry_run:
+            output.document(plan, f"would declare epoch {plan['number']} with {counted(plan['items'], 'item')}")
+            return
+        lossless = not (plan["left_out"] or plan["silent"])
+        if not lossless and not output.confirm(f"Declare epoch {plan['number']} without these?", yes=yes):
+            output.document(plan, "no epoch declared")
+            return
     with writing(options) as peer:
         party = open_party(peer, options.party)
         epochs = peer.epochs(party.key)
@@ -72,14 +97,57 @@ def create(
             made = epochs.create(discard_before_ms=before_ms)
         else:
             made = _from_pipeline(party, epochs, from_pipeline)
-        output.document(_record(made), f"epoch {made.number} of {short(party.key.hex())}: {made.cid}")
+        record = {"party": party.key.hex(), **_record(made), "declared": True}
+        output.document(record, f"epoch {made.number} of {short(party.key.hex())}: {made.cid}")
 
 
-def _time_ms(text: str) -> int:
-    moment = parse_moment(text)
-    if isinstance(moment, str):
-        raise UsageError(f"{text[:60]!r} is not a time", next_step="Write 30d (ago) or 2026-05-01T10:00.")
-    return int(moment.timestamp() * 1000)
+def _moment(text: str) -> "datetime | int":
+    """A time, or the number of the epoch whose time is meant."""
+    next_step = "Write 30d (ago), 2026-05-01T10:00, or epoch:3 for the time of an epoch."
+    try:
+        moment = parse_moment(text)
+    except UsageError as error:
+        raise UsageError(error.what, next_step=next_step) from None
+    if not isinstance(moment, str):
+        return moment
+    kind, _, number = moment.partition(":")
+    if kind != "epoch" or not (number.isascii() and number.isdigit() and number != "0"):
+        raise UsageError(f"{text[:60]!r} is not a time", next_step=next_step)
+    return int(number)
+
+
+def _planned(options: InParty, before: "datetime | int | None") -> tuple[dict[str, Any], int | None]:
+    """What would be declared and left out, as this peer's own fold has it, and up to which time."""
+    from echostore.peer.epochs import Epochs
+
+    with reading(options) as peer:
+        party = open_party(peer, options.party)
+        epochs = Epochs(party)
+        if isinstance(before, int):
+            before_ms: int | None = epochs.get(before).genesis.created_ms
+        else:
+            before_ms = None if before is None else int(before.timestamp() * 1000)
+        plan = epochs.plan(discard_before_ms=before_ms)
+    lost = asdict(plan.left_out)
+    record = {"party": party.key.hex(), "number": plan.number, "items": plan.items, "declared": False}
+    return {**record, "left_out": lost if plan.left_out else None, "silent": plan.silent}, before_ms
+
+
+def _loss_lines(plan: dict[str, Any]) -> list[str]:
+    lost = plan["left_out"]
+    lines = [f"epoch {plan['number']} would leave nothing out"]
+    if lost is not None:
+        lines = [f"epoch {plan['number']} leaves out, for all members and for good:"]
+        if lost["items"]:
+            lines.append(f"  {counted(lost['items'], 'deleted item')}, which can't be restored any more")
+        if lost["posts"]:
+            lines.append(f"  {counted(lost['posts'], 'post')} that logs let go")
+        if lost["histories"]:
+            what = "1 text or list" if lost["histories"] == 1 else f"{lost['histories']:,} texts and lists"
+            lines.append(f"  the history of {what}; what stands in them stays")
+    if plan["silent"]:
+        lines.append(f"  {counted(plan['silent'], 'silent feed')} would be retired before, which may let more go")
+    return lines
 
 
 def _from_pipeline(party: "Party", epochs: Any, out: Path) -> "EpochView":

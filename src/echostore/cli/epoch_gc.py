@@ -1,12 +1,12 @@
 """`echostore epoch gc`: frees what lies below epochs that the members agreed on."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from echostore.cli.epoch import app
-from echostore.cli.opening import open_party, writing
-from echostore.cli.options import IN_PARTY, InParty, examples
-from echostore.cli.output import Output
+from echostore.cli.opening import open_party, reading, writing
+from echostore.cli.options import FLAG, IN_PARTY, YES, InParty, examples
+from echostore.cli.output import Output, counted
 
 if TYPE_CHECKING:
     from echostore.peer.epoch_gc import Freed
@@ -14,24 +14,50 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 
-@app.command(help_prologue=examples("echostore epoch gc --dry-run", "echostore epoch gc --party @Trip"))
-def gc(*, dry_run: bool = False, options: InParty = IN_PARTY) -> None:
+@app.command(help_prologue=examples("echostore epoch gc --dry-run", "echostore epoch gc --party @Trip --yes"))
+def gc(
+    *, dry_run: Annotated[bool, FLAG] = False, yes: Annotated[bool, YES] = False, options: InParty = IN_PARTY
+) -> None:
     """Delete blocks and blobs that an epoch stands for, and say how many bytes that frees.
 
     Blocks go below an epoch that the policy's quorum attested and that is one epoch old: those of data feeds, and those
-    of control feeds where the epoch names its control state. The state stays as it is; what goes is history. Files
-    that people added stay.
+    of control feeds where the epoch names its control state. The state stays as it is; what goes is history, so this
+    asks first where blocks go. Files that people added stay.
 
     Parameters
     ----------
     dry_run
-        Say what would go, and delete nothing.
+        Say what would go, and delete nothing. Needs no lock, and works on read-only media.
+    yes
+        Delete without asking; needed where nobody can be asked.
     """
+    from echostore.peer.epochs import Epochs
+
     output = Output.of(options)
-    with writing(options) as peer:
+    with reading(options) as peer:
         party = open_party(peer, options.party)
-        freed = peer.epochs(party.key).gc(dry_run=dry_run)
-        output.document({"party": party.key.hex(), "dry_run": dry_run, **asdict(freed)}, _lines(freed))
+        plan, key = Epochs(party).gc(dry_run=True), party.key
+    if plan.blocks:
+        for line in _loss_lines(plan):
+            output.note(line)
+    record = {"party": key.hex(), "dry_run": dry_run, "deleted": False, **asdict(plan)}
+    if dry_run:
+        output.document(record, _lines(plan))
+        return
+    if plan.blocks and not output.confirm("Delete them?", yes=yes, unasked=True):
+        output.document(record, "nothing deleted")
+        return
+    with writing(options) as peer:
+        freed = peer.epochs(key).gc()
+    output.document({**record, **asdict(freed), "deleted": True}, _lines(freed))
+
+
+def _loss_lines(plan: "Freed") -> list[str]:
+    return [
+        f"this deletes {counted(plan.blocks, 'block')} below epoch {plan.epoch} from this machine:",
+        "  what was before can't be looked up here any more (item history, moments, undo), nor verified",
+        "  a file that `party export` writes then begins at an epoch, too",
+    ]
 
 
 def _lines(freed: "Freed") -> list[str]:

@@ -175,11 +175,13 @@ class Output:
 
     # asking
 
-    def confirm(self, question: str, *, yes: bool) -> bool:
-        """Whether a person agrees. Off a terminal nobody can be asked: then `--yes` has to say so."""
+    def confirm(self, question: str, *, yes: bool, unasked: bool = False) -> bool:
+        """Whether a person agrees. Off a terminal nobody can be asked: then `--yes` has to say so, unless it is done `unasked`."""
         if yes:
             return True
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            if unasked:
+                return True
             raise UsageError("this needs a yes", next_step="Give --yes, or --dry-run to see what it would do.")
         sys.stderr.write(f"{harmless(question)} [y/N] ")
         sys.stderr.flush()

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from echostore.kernel.ids import FeedId, ItemId
-from echostore.kernel.items.discarding import discard, stable_frontier
+from echostore.kernel.items.discarding import LeftOut, discard, stable_frontier
 from echostore.kernel.models.base import Horizon
 from echostore.kernel.timeframe import Dependency
 from echostore.wire.tree_nodes import Page
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def discard_at(
     processor: "PartyProcessor", before_ms: int, asserted: Mapping[FeedId, Mapping[FeedId, Dependency]]
-) -> set[ItemId]:
+) -> LeftOut:
     """Leave out what may go. `asserted` is, per data feed, what its last message inside the epoch had processed."""
     processed = {feed: {other: known.seq for other, known in seen.items()} for feed, seen in asserted.items()}
     lengths = {feed: at.seq + 1 for feed, at in processor.timeframe.entries.items()}

@@ -11,11 +11,12 @@ beginning. It reads the feeds through a connection of its own and changes nothin
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic
 
 from echostore.kernel.errors import Closed, Corrupt
 from echostore.kernel.ids import Cid, FeedId, FeedKey, ItemId, PartyKey, feed_id
+from echostore.kernel.items.discarding import LeftOut
 from echostore.kernel.items.record import ItemRecord
 from echostore.kernel.models.factory import ModelFactory
 from echostore.kernel.order import CONTROL, DATA, Delivery
@@ -67,6 +68,8 @@ class Folded:
     """Those that the earlier epoch does not have."""
     messages: int
     """How many data messages were folded."""
+    left_out: LeftOut = field(default_factory=LeftOut)
+    """What the genesis' `discard_before` takes out of it, beyond what the earlier epoch had left out already."""
 
 
 class UnlikeBase(Exception):
@@ -169,8 +172,9 @@ def fold_to(
             raise OpenTimeframe(left_out)
         return None
     processor.finish()
+    discarded = LeftOut()
     if genesis.discard_before_ms:
-        discard_at(processor, genesis.discard_before_ms, _asserted(processor))
+        discarded = discard_at(processor, genesis.discard_before_ms, _asserted(processor))
     blobs: dict[Cid, bytes] = {}
     dirty = {*processor.state.dirty, *processor.state.gone}
     if base is None:
@@ -185,7 +189,7 @@ def fold_to(
     placed = None
     if genesis.encoding_version != UNPLACED_VERSION:
         placed = _placements(processor, changed, blobs)
-    return _rooted(processor, top, placed, models, blobs)
+    return replace(_rooted(processor, top, placed, models, blobs), left_out=discarded)
 
 
 def cuts_at(processor: PartyProcessor, root: StateRoot, control: Timeframe | None = None) -> list[FeedCut]:

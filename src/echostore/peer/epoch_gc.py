@@ -67,9 +67,10 @@ Step = Callable[[str], None]
 
 
 def plan_gc(party: "Party") -> Freed:
-    """What `run_gc` would free now. Nothing is changed."""
-    with party.writing() as runtime:
-        return _measure(runtime, _truncation(runtime))
+    """What `run_gc` would free now. Nothing is deleted; of a party that is open read-only, nothing is written either."""
+    with party.reading() as runtime:
+        found = _truncation(runtime)
+        return _measure(runtime, found) if runtime.blobs is not None else _nothing(runtime, found)
 
 
 def run_gc(party: "Party", step: Step = lambda name: None) -> Freed:
@@ -145,8 +146,8 @@ def _lend(runtime: "PartyRuntime") -> None:
 
 def _truncation(runtime: "PartyRuntime") -> _Truncation:
     processor = runtime.processor
-    if runtime.blobs is None or runtime.items is None:
-        return _Truncation(None, why="the party is open read-only")
+    if runtime.blobs is None:
+        return _Truncation(None, why="this party keeps no blobs here")
     if processor.base is None:
         return _Truncation(None, why="the party stands on no epoch that is final")
     machine = processor.membership.machine
@@ -192,6 +193,10 @@ def _measure(runtime: "PartyRuntime", found: _Truncation) -> Freed:
     )
 
 
+def _nothing(runtime: "PartyRuntime", found: _Truncation) -> Freed:
+    return Freed(None, 0, 0, 0, 0, _disk(runtime), None, found.why)
+
+
 def _disk(runtime: "PartyRuntime") -> int:
     return sum(store.disk_bytes() for store in (runtime.feeds, runtime.blobs, runtime.items) if store is not None)
 
@@ -222,7 +227,7 @@ def _kept(runtime: "PartyRuntime") -> set[Cid]:
     assert blobs is not None
     kept: set[Cid] = set()
     live = take_snapshot(runtime)
-    kept.update(snapshot_blobs(live.root, blobs.get))
+    kept.update(snapshot_blobs(live.root, live.blob))  # of a reader it is in memory alone
     kept.add(cid_from_text(live.cid))
     kept.update(kept_records(runtime))
     base = runtime.processor.base

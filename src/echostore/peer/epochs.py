@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from echostore.kernel.errors import Corrupt, NotFound, Refused, TimedOut, UsageError
-from echostore.kernel.ids import Cid, IdentityKey
+from echostore.kernel.ids import Cid, IdentityKey, created_item_id, feed_id
+from echostore.kernel.items.discarding import LeftOut
 from echostore.kernel.party.credentials import ChildParty, EpochDispute, EpochGenesis, TimeframeEntry
 from echostore.kernel.party.epoch_chain import Epoch, Tally, follows
 from echostore.kernel.party.epoch_policy import EpochPolicy
@@ -20,7 +21,7 @@ from echostore.peer.control_standing import fold_whole, no_epoch
 from echostore.peer.epoch_agreement import JUDGED_SETTING, AcceptedEpoch, Agreement, Judged, kept_epoch, record_of
 from echostore.peer.epoch_fold import Folded, OpenTimeframe, cuts_at
 from echostore.peer.epoch_states import EpochStates
-from echostore.peer.retiring import retire_silent
+from echostore.peer.retiring import retire_silent, silent_feeds
 from echostore.wire.cids import PROTOBUF, cid_of, cid_text, matches
 from echostore.wire.epochs import EpochRecord, encode_cut, encode_epoch_record, read_epoch_record
 from echostore.wire.membership import membership_names
@@ -51,7 +52,7 @@ class EpochView:
     attested_by: int
     final: bool
     items: int | None
-    """None where the state root is not here."""
+    """All but the party's system item, as its status counts them; None where the state root is not here."""
     blocks: int
     """Blocks of data feeds that it holds."""
     rivals: int
@@ -60,6 +61,18 @@ class EpochView:
     disputed_by: int
     here: str
     """What this peer says of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochPlan:
+    """What an epoch that is declared now would be."""
+
+    number: int
+    items: int
+    left_out: LeftOut
+    """What it would leave out of the state, for all members and for good."""
+    silent: int
+    """Silent feeds that are retired before: what they hold up is left out too, and is not counted here."""
 
 
 class Epochs:
@@ -114,6 +127,7 @@ class Epochs:
         """Get an epoch's snapshot, whole, from members that are connected; `address` names one to connect to."""
         from echostore.peer.bootstrap import Fetched, fetch_epoch
 
+        number = _checked_number(number)
         party, peer = self._party, self._party.peer
         if address is not None:
             peer.connect(address)
@@ -129,7 +143,7 @@ class Epochs:
                 came += peer.network.fetch(party.key, cids, follow=follow)
 
         base = fetch_epoch(party, number, get)
-        return Fetched(number, base.root.item_count, came)
+        return Fetched(number, items_counted(party.runtime, base.root), came)
 
     def _mended(self, number: int) -> "Fetched":
         """Fetch what is lost of the epoch that this peer stands on, and stand on it again."""
@@ -278,6 +292,7 @@ class Epochs:
         return kept_epoch(self._party.peer.meta.setting, self._party.key)
 
     def get(self, number: int) -> Epoch:
+        number = _checked_number(number)
         found = [epoch for epoch in self.chain() if epoch.genesis.number == number]
         if not found:
             raise no_epoch(self._party.runtime.processor, number)
@@ -293,29 +308,42 @@ class Epochs:
         texts and lists up to then; once an epoch did, later ones do too, by no earlier time. Without it, the policy says how
         old such things become.
         """
+        discard_before_ms = _checked_time(discard_before_ms)
         with self._party.writing() as runtime:
             self._check_whole()
             if discard_before_ms is None:
                 discard_before_ms = self.policy.discard_before_ms(runtime.now_ms())
             self._check_may_declare(runtime)
             retire_silent(self._party)
-            known = self.tally.view(self._identity)
-            discard = max(discard_before_ms, known[-1].genesis.discard_before_ms if known else 0)
-            if discard > runtime.now_ms():
-                raise UsageError("an epoch discards what lies in the past", next_step="Name an earlier time.")
+            discard = self._discard(runtime, discard_before_ms)
             runtime.flush()
-            folded = self._own_state(runtime, _place(runtime), discard)
-            if folded is None:
-                raise Refused(
-                    "this peer can't make its own state from the epoch before",
-                    next_step="Connect to another member, let it judge that epoch, and try again.",
-                )
+            folded = self._state_now(runtime, discard)
+            self._keep(runtime, folded)
             return self._declare(folded.root, folded.cid, discard_before_ms=discard)
 
     def _check_may_declare(self, runtime: "PartyRuntime") -> None:
         """Refused before anything is folded or written, if an epoch by this device would not count."""
         said = EpochGenesis(number=1, previous=b"", snapshot=Cid(b""), child=runtime.processor.child_key)
         self._owner().members.check_may_say(said)
+
+    def plan(self, *, discard_before_ms: int | None = None) -> EpochPlan:
+        """What `create` would declare and leave out now. Nothing is written, also where the peer is open read-only."""
+        discard_before_ms = _checked_time(discard_before_ms)
+        with self._party.reading() as runtime:
+            if discard_before_ms is None:
+                discard_before_ms = self.policy.discard_before_ms(runtime.now_ms())
+            folded = self._state_now(runtime, self._discard(runtime, discard_before_ms))
+            known, silent = self.tally.view(self._identity), len(silent_feeds(self._party))
+            number = known[-1].number + 1 if known else 1
+            return EpochPlan(number, items_counted(runtime, folded.root), folded.left_out, silent)
+
+    def _discard(self, runtime: "PartyRuntime", asked_ms: int | None) -> int:
+        """Up to when the next epoch discards: as asked, and no less than the one before."""
+        known = self.tally.view(self._identity)
+        discard = max(asked_ms or 0, known[-1].genesis.discard_before_ms if known else 0)
+        if discard > runtime.now_ms():
+            raise UsageError("an epoch discards what lies in the past", next_step="Name an earlier time.")
+        return discard
 
     def _own_state(
         self,
@@ -324,7 +352,7 @@ class Epochs:
         discard_before_ms: int,
         version: int = ENCODING_VERSION,
     ) -> Folded | None:
-        """What the next epoch has to name at a timeframe, made as others will to check it; its blobs are stored.
+        """What the next epoch has to name at a timeframe, made as others will to check it.
 
         None when not all of it is here.
         """
@@ -342,11 +370,21 @@ class Epochs:
         folded = EpochStates(self._party, self._identity).at(genesis)
         if isinstance(folded, OpenTimeframe):
             raise folded
-        if folded is not None:
-            assert runtime.blobs is not None
-            runtime.blobs.put_many({each: folded.blobs[each] for each in runtime.blobs.missing(folded.blobs)})
-            no_holes(runtime, folded.cid)
         return folded
+
+    def _state_now(self, runtime: "PartyRuntime", discard_before_ms: int) -> Folded:
+        folded = self._own_state(runtime, _place(runtime), discard_before_ms)
+        if folded is None:
+            raise Refused(
+                "this peer can't make its own state from the epoch before",
+                next_step="Connect to another member, let it judge that epoch, and try again.",
+            )
+        return folded
+
+    def _keep(self, runtime: "PartyRuntime", folded: Folded) -> None:
+        assert runtime.blobs is not None
+        runtime.blobs.put_many({each: folded.blobs[each] for each in runtime.blobs.missing(folded.blobs)})
+        no_holes(runtime, folded.cid)
 
     def create_from(self, cid: Cid, blobs: "Iterator[tuple[Cid, bytes]]") -> EpochView:
         """Declare an epoch from a snapshot that a pipeline built, after this peer has recomputed it.
@@ -395,6 +433,7 @@ class Epochs:
                 "this peer does not hold the history up to where the pipeline's snapshot ends",
                 next_step="Let it replicate first, or publish this home to the lake and run the pipeline again.",
             )
+        self._keep(runtime, folded)
         return folded.cid
 
     def _declare(self, root: StateRoot, cid: Cid, *, discard_before_ms: int | None = None) -> EpochView:
@@ -468,7 +507,7 @@ class Epochs:
     def _view(self, epoch: Epoch, name: str, standing: str) -> EpochView:
         genesis = epoch.genesis
         try:
-            items: int | None = read_state_root(self._blob(genesis.snapshot)).item_count
+            items: int | None = items_counted(self._party.runtime, read_state_root(self._blob(genesis.snapshot)))
         except (NotFound, Corrupt, OldEncoding):
             items = None
         return EpochView(
@@ -492,6 +531,29 @@ class Epochs:
         if blobs is None:
             raise NotFound("this party keeps no blobs here")
         return blobs.get(cid)
+
+
+def items_counted(runtime: "PartyRuntime", root: StateRoot) -> int:
+    """The items of a state as people count them: all but the party's own system item."""
+    system = runtime.processor.system_item
+    inside = any(created_item_id(feed_id(entry.feed_key), 0, 0) == system for entry in root.timeframe)
+    return root.item_count - inside
+
+
+def _checked_number(number: object) -> int:
+    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+        raise UsageError(
+            f"{number!r:.60} is no number of an epoch", next_step="Epochs count from 1, without fractions."
+        )
+    return number
+
+
+def _checked_time(time_ms: object) -> int | None:
+    if time_ms is None:
+        return None
+    if isinstance(time_ms, bool) or not isinstance(time_ms, int):
+        raise UsageError(f"{time_ms!r:.60} is no time in milliseconds", next_step="Give a whole number, or nothing.")
+    return time_ms
 
 
 def _place(runtime: "PartyRuntime") -> tuple[TimeframeEntry, ...]:

@@ -35,7 +35,7 @@ _RECORDS: Final = {
     "echostore.peer.elsewhere": ("HeldElsewhere",),
     "echostore.peer.epoch_agreement": ("AcceptedEpoch", "Judged"),
     "echostore.peer.epoch_gc": ("Freed",),
-    "echostore.peer.epochs": ("EpochView",),
+    "echostore.peer.epochs": ("EpochPlan", "EpochView"),
     "echostore.peer.history": ("Revision", "ValueDiff"),
     "echostore.peer.identity": ("JoinRequest", "Welcome"),
     "echostore.peer.inviting": ("Issued",),

@@ -349,11 +349,11 @@ class Peer:
 
         return import_party(self, Path(path), progress)
 
-    def epochs(self, which: PartyKey | str) -> "Epochs":
-        """The epochs of a party."""
+    def epochs(self, which: "PartyKey | str | Party") -> "Epochs":
+        """The epochs of a party; docs/epochs.md is the guide to them."""
         from echostore.peer.epochs import Epochs
 
-        return Epochs(self.held(which))
+        return Epochs(self.held(which.key if isinstance(which, Party) else which))
 
     def sync_port(self, party: PartyKey) -> PartySyncPort:
         """One party as replication sees it."""

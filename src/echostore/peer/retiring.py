@@ -58,27 +58,40 @@ class Rebased:
 def retire_silent(party: "Party") -> list[FeedKey]:
     """Retire the data feeds of others that were silent for longer than the policy allows; returns them."""
     with party.writing() as runtime:
+        silent = silent_feeds(party)
+        for feed in silent:
+            cursor = runtime.processor.orderer.cursors.get(feed_id(feed))
+            _owner(party).members.issue_claim(FeedRetire(feed, cursor.length if cursor is not None else 0))
+        return silent
+
+
+def silent_feeds(party: "Party") -> list[FeedKey]:
+    """The data feeds of others that this device would retire now: what they were silent for is up to the policy."""
+    with party.reading() as runtime:
         machine = runtime.processor.membership.machine
         silence_ms = 1000 * machine.epoch_policy.silence_s
-        parent = runtime.processor.parent
-        owner = party if parent is None else party.peer.held(parent.party)
+        owner = _owner(party)
         identity = party.peer.opener.identity_in(owner)
         mine = next((member.role for member in machine.members if member.identity == identity), None)
         if not silence_ms or mine is None or mine < Role.ADMIN:
             return []
         signs = _SignsOfLife(party, owner.runtime)
         silent = [
-            admitted
+            admitted.feed
             for admitted in runtime.processor.admission.feeds
             if _open_writer(admitted)
             and not _own(runtime, admitted.feed)
             and signs.last_ms(admitted) < runtime.now_ms() - silence_ms
         ]
-        signs.keep()
-        for admitted in silent:
-            cursor = runtime.processor.orderer.cursors.get(feed_id(admitted.feed))
-            owner.members.issue_claim(FeedRetire(admitted.feed, cursor.length if cursor is not None else 0))
-        return [admitted.feed for admitted in silent]
+        if runtime.writable:
+            signs.keep()
+        return silent
+
+
+def _owner(party: "Party") -> "Party":
+    """The party whose control feeds speak of this one's feeds."""
+    parent = party.runtime.processor.parent
+    return party if parent is None else party.peer.held(parent.party)
 
 
 def _open_writer(admitted: "FeedAdmission") -> bool:

@@ -13,7 +13,7 @@ from echostore.kernel.errors import Corrupt, EchoError, Refused, StorageFailed, 
 PRIVATE_FILE = 0o600
 PRIVATE_FOLDER = 0o700
 
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def read_bounded(path: Path, bytes_max: int) -> bytes:
@@ -93,6 +93,11 @@ def file_error(error: OSError | ValueError, doing: str) -> EchoError:
     reason = error.strerror or str(error)
     if error.errno in _DISK_ERRORS:
         return StorageFailed(f"Can't {doing}: {reason}.", next_step="Free space or repair the disk, then try again.")
+    if error.errno == errno.EROFS:
+        return StorageFailed(
+            f"Can't {doing}: {reason}.",
+            next_step="Commands that only read work there; to write, copy the home to a disk that takes writes.",
+        )
     if error.errno in (errno.EACCES, errno.EPERM):
         return Refused(f"Can't {doing}: {reason}.", next_step="Check owner and mode of the path.")
     if error.errno == errno.ELOOP:

@@ -12,13 +12,29 @@ D5  What is written later on discarded ground is refused with the reason `discar
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from echostore.kernel.ids import FeedId, ItemId
 from echostore.kernel.items.record import DELETED_AT_KEY, DELETED_KEY, ItemRecord
 from echostore.kernel.items.state import PartyState
 from echostore.kernel.models.base import Horizon
+from echostore.kernel.models.threaded_log import ThreadedLog
 from echostore.kernel.party.admission import Admission, FeedAdmission
 from echostore.kernel.party.credentials import FeedKind, Role
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What an epoch leaves out that stood in the state below it, as people count it."""
+
+    items: int = 0
+    """Deleted items, with all below them."""
+    posts: int = 0
+    histories: int = 0
+    """Texts and lists that lost some of their history."""
+
+    def __bool__(self) -> bool:
+        return bool(self.items or self.posts or self.histories)
 
 
 def stable_frontier(
@@ -37,9 +53,10 @@ def stable_frontier(
     return found
 
 
-def discard(state: PartyState, horizon: Horizon, items: Iterable[ItemId]) -> set[ItemId]:
-    """Leave out what may go of these items, which must be all that D2 to D4 could concern; returns what changed."""
-    changed: set[ItemId] = set()
+def discard(state: PartyState, horizon: Horizon, items: Iterable[ItemId]) -> LeftOut:
+    """Leave out what may go of these items, which must be all that D2 to D4 could concern; returns what went."""
+    posts: dict[ItemId, int] = {}
+    histories: set[ItemId] = set()
     doomed: set[ItemId] = set()
     every = list(items)
     for item in every:
@@ -48,15 +65,22 @@ def discard(state: PartyState, horizon: Horizon, items: Iterable[ItemId]) -> set
             continue
         if _deleted_before(record, horizon):
             doomed.add(item)
-        shorten = getattr(record.model, "discard", None)
-        if shorten is not None and shorten(horizon):
-            changed.add(item)
+        model = record.model
+        shorten = getattr(model, "discard", None)
+        before = model.post_count if isinstance(model, ThreadedLog) else 0
+        if shorten is None or not shorten(horizon):
+            continue
+        if isinstance(model, ThreadedLog):
+            posts[item] = before - model.post_count
+        else:
+            histories.add(item)
     if doomed:
         doomed = _closed(state, doomed, every)
         state.drop(frozenset(doomed))
+    changed = {*posts, *histories}
     state.dirty |= changed
     state.changed |= changed
-    return changed | doomed
+    return LeftOut(len(doomed), sum(posts[each] for each in posts.keys() - doomed), len(histories - doomed))
 
 
 def _deleted_before(record: ItemRecord, horizon: Horizon) -> bool:

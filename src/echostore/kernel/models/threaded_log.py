@@ -125,6 +125,11 @@ class ThreadedLog:
             self._ordered = sorted(self._entries.values(), key=lambda entry: entry.stamp)
         return self._ordered
 
+    @property
+    def post_count(self) -> int:
+        """Posts, the retracted ones as well."""
+        return len(self._entries)
+
     def get(self, post: PostId) -> LogEntry | None:
         return self._entries.get(post)
 
