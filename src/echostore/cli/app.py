@@ -5,15 +5,17 @@ storage nor cryptography.
 """
 
 import contextlib
+import re
 import sys
 import traceback
 from collections.abc import Sequence
+from itertools import pairwise
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError
 
 from echostore import __version__
 from echostore.cli.failures import INTERRUPTED, INTERRUPTED_STATUS, UNEXPECTED, Failure
-from echostore.cli.options import examples, literal_arguments
+from echostore.cli.options import converted, examples, literal_arguments
 from echostore.cli.output import flush_results, give_up_stdout
 from echostore.kernel.errors import EchoError
 
@@ -47,6 +49,10 @@ OPTIONS = ("--home", "--party", "-p")
 """Shared options that may also stand before the command; the second kind takes a value."""
 
 
+_NEGATIVE = re.compile(r"-\d")
+"""How a negative length of time begins, which cyclopts takes for an option."""
+
+
 def make_app() -> App:
     app = App(
         name="echostore",
@@ -59,6 +65,8 @@ def make_app() -> App:
         "2 usage, 3 not found, 4 refused, 5 timed out, 6 integrity broken, 7 locked, 130 interrupted.",
         help_format="plaintext",
         version=__version__,
+        # cyclopts would add `--empty-bot` to options that may be given several times.
+        default_parameter=Parameter(negative_iterable=(), converter=converted),
         exit_on_error=False,
         print_error=False,
         suppress_keyboard_interrupt=False,
@@ -81,9 +89,9 @@ def run(arguments: Sequence[str]) -> int:
         give_up_stdout()
         return 0
     except CycloptsError as error:
-        return Failure("E-USAGE", 2, _usage(error), "Nothing was changed.", "Add --help for examples.").tell(
-            as_json=as_json
-        )
+        return Failure(
+            "E-USAGE", 2, _usage(error, list(arguments)), "Nothing was changed.", "Add --help for examples."
+        ).tell(as_json=as_json)
     except EchoError as error:
         return Failure.of(error).tell(as_json=as_json)
     except KeyboardInterrupt as interrupt:
@@ -123,8 +131,16 @@ def _options_after_command(app: App, arguments: list[str]) -> list[str]:
     return [*rest[: len(path)], *leading, *rest[len(path) :]]
 
 
-def _usage(error: CycloptsError) -> str:
+def _usage(error: CycloptsError, arguments: list[str]) -> str:
     """What is wrong with a command line, without names of Python's types."""
+    behind = arguments[arguments.index("--") + 1 :] if "--" in arguments else []
+    if isinstance(error, UnknownOptionError) and (error.token.keyword or error.token.value) in behind:
+        return f"{error.token.keyword or error.token.value} stands behind --, where no options are read: put it before"
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        given = dict(pairwise(arguments))
+        found = next((given[name] for name in (error.keyword, *error.argument.names) if name in given), "")
+        if _NEGATIVE.match(found):
+            return f"{error.keyword or error.argument.name} must not be negative: {found}"
     text = str(error)
     for name, words in (("int", "a whole number"), ("float", "a number")):
         text = text.replace(f"into {name}.", f"into {words}.")

@@ -7,11 +7,13 @@ from echostore.kernel.errors import UsageError
 
 _AGO = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d|w)")
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
+_NEGATIVE = re.compile(r"-\s*\d.*")
 _NEXT_STEP = "Write 10m or 2h (ago), 2026-05-01T10:00, now, epoch:3, or an anchor."
 
 
 def parse_span(text: str) -> float:
     """`30m`, `2h`, `1d` in seconds."""
+    _not_negative(text)
     found = _AGO.fullmatch(text.strip())
     if found is None:
         raise UsageError(f"{text[:60]!r} is not a span of time", next_step="Write 30m, 2h or 1d.")
@@ -23,6 +25,7 @@ def parse_moment(text: str) -> datetime | str:
     text = text.strip()
     if text.startswith(("anchor:", "epoch:")):
         return text
+    _not_negative(text)
     now = datetime.now(UTC)
     if text == "now":
         return now
@@ -37,6 +40,7 @@ def parse_moment(text: str) -> datetime | str:
 
 def parse_duration_s(text: str) -> float:
     """A length of time in seconds: `30s`, `10m`, or a bare number of seconds."""
+    _not_negative(text)
     found = _AGO.fullmatch(text.strip())
     if found:
         return float(found[1]) * _SECONDS[found[2]]
@@ -47,3 +51,8 @@ def parse_duration_s(text: str) -> float:
     if not 0 <= seconds < float("inf"):
         raise UsageError(f"{text[:60]!r} is not a length of time", next_step="Write 30s, 10m or 2h.")
     return seconds
+
+
+def _not_negative(text: str) -> None:
+    if _NEGATIVE.fullmatch(text.strip()):
+        raise UsageError(f"{text[:60]!r} is negative, and a length of time must not be")

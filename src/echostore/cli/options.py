@@ -8,12 +8,13 @@
 A command takes one of these as its parameter `options`; cyclopts spreads its fields into options of the command.
 """
 
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from cyclopts import Group, Parameter
+from cyclopts import CoercionError, Group, Parameter, Token, convert
 
 from echostore.kernel.errors import UsageError
 
@@ -78,6 +79,13 @@ PartyChoice = InParty | ListingInParty
 
 
 # numbers
+
+
+def converted(wanted: Any, tokens: Sequence[Token]) -> Any:
+    """What was given for an option or argument, as its type; a fraction is no whole number, and is not rounded to one."""
+    if wanted in (int, int | None) and any("." in token.value for token in tokens):
+        raise CoercionError(token=tokens[0], target_type=int)
+    return convert(wanted, tokens)
 
 
 def _from_one(_: object, value: int | None) -> None:

@@ -147,10 +147,19 @@ def _declarers(party: "Party", text: str) -> bytes:
 
 
 def _seconds(span: str | None) -> int | None:
-    return None if span is None else 0 if span == "0" else int(parse_span(span))
+    if span is None or span == "0":
+        return None if span is None else 0
+    seconds = parse_span(span)
+    if seconds != int(seconds):
+        raise UsageError(f"{span!r} is not a number of whole seconds", next_step="Write 30s, 10m or 1d; 0 for none.")
+    return int(seconds)
 
 
 def _quorum(text: str) -> bytes:
     if text != "majority" and not (text.isascii() and text.isdigit() and len(text) <= epoch_policy.NUMBER_DIGITS_MAX):
         raise UsageError(f"{text!r} is no quorum", next_step="Give `majority` or a number.")
+    if text != "majority" and not int(text):
+        raise UsageError(
+            "nothing is deleted that no majority attested", next_step="Give `majority` or a number from 1."
+        )
     return text.encode()

@@ -1,12 +1,12 @@
 """`echostore quota`: how much of one feed and from one device goes before others."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App
 
 from echostore.cli.opening import looking, writing
-from echostore.cli.options import OPTIONS, Options, examples
+from echostore.cli.options import FLAG, OPTIONS, Options, examples
 from echostore.cli.output import Output
 from echostore.kernel.errors import UsageError
 
@@ -43,7 +43,7 @@ def set_quotas(
     feed_bytes: float | None = None,
     device_blocks: float | None = None,
     device_bytes: float | None = None,
-    default: bool = False,
+    default: Annotated[bool, FLAG] = False,
     options: Options = OPTIONS,
 ) -> None:
     """Set how much, per second, one feed and one device may bring before they stand behind others.
