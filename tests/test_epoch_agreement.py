@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,17 +10,20 @@ import pytest
 
 import echostore
 from echostore.kernel import snapshot as shape
-from echostore.kernel.errors import Corrupt
+from echostore.kernel.errors import Corrupt, DamagedHere
 from echostore.kernel.ids import Cid, ItemId, item_text
 from echostore.kernel.party.credentials import EpochGenesis
+from echostore.kernel.party.epoch_chain import Epoch
 from echostore.kernel.snapshot import ModelVersion, Placement, placed
 from echostore.peer.epoch_agreement import Judged, Verdict
-from echostore.peer.epoch_fold import fold_to
+from echostore.peer.epoch_fold import Folded, fold_to
 from echostore.peer.epoch_keeper import eligible_devices
+from echostore.peer.epoch_states import EpochStates
 from echostore.peer.epochs import Epochs, EpochView
 from echostore.peer.party import Party
 from echostore.peer.peer import Peer
 from echostore.peer.placement_checking import first_misplaced, index_problem
+from echostore.peer.runtime import PartyRuntime
 from echostore.testing.inmemory import link
 from echostore.wire.base_epoch import BaseEpoch, BaseName
 from echostore.wire.cids import cid_text
@@ -132,7 +136,10 @@ def test_every_peer_recomputes_stores_and_attests_and_the_epoch_becomes_final(ci
         blobs = circle.party(name).runtime.blobs
         assert blobs is not None
         assert blobs.missing([genesis.snapshot, Cid(genesis.record), Cid(genesis.cut)]) == []
-        assert TreeReader(read_state_root(blobs.get(genesis.snapshot)).index_root, blobs.get).count == view.items
+        assert (
+            TreeReader(read_state_root(blobs.get(genesis.snapshot)).index_root, blobs.get).count
+            == (view.items or 0) + 1
+        ), "and the system item"
         kept = circle.epochs(name).accepted()
         assert kept is not None
         assert (kept.number, cid_text(kept.snapshot)) == (1, made.cid)
@@ -794,3 +801,85 @@ def test_the_keeper_of_a_running_peer_attests_by_itself(tmp_path: Path) -> None:
         until(lambda: bool(Epochs(party).all()) and Epochs(party).all()[0].final)
         assert address
         assert Epochs(theirs).all()[0].here in ("attested", "not judged")
+
+
+# damage here
+
+
+def damage(party: Party, cid: Cid) -> None:
+    """One blob of a peer is not what it was."""
+    blobs = party.runtime.blobs
+    assert blobs is not None
+    with blobs._db.transaction():
+        blobs._db.execute("UPDATE blobs SET data = ? WHERE cid = ?", (b"garbage", cid))
+
+
+def test_damage_here_is_no_reason_to_call_an_epoch_wrong(tmp_path: Path) -> None:
+    """Of epochs whose history is gone all that is looked at is their snapshot."""
+    circle = Circle(tmp_path, "a")
+    party = circle.party("a")
+    for number in range(4):
+        circle.now_ms += 1
+        party.create("property-set", n=number)
+        circle.epochs("a").create()
+    circle.epochs("a").gc()
+    epochs = circle.epochs("a")
+    assert epochs.verify(4).verdict is Verdict.ATTESTED
+    base = epochs.get(4)
+    root = read_state_root(party.runtime.blobs.get(base.genesis.snapshot))
+    missing = party.runtime.blobs.get(root.index_root)
+    party.runtime.blobs.delete([root.index_root])
+    assert epochs.agreement._without_history(base, _abstains(base)).verdict is Verdict.ABSTAINS, "not all of it is here"
+    party.runtime.blobs.put_many({root.index_root: missing})
+    damage(party, root.index_root)
+    with pytest.raises(DamagedHere, match="damaged"):
+        epochs.agreement._without_history(base, _abstains(base))
+    circle.close()
+
+
+def _abstains(epoch: Epoch) -> Judged:
+    return Judged(epoch.number, epoch.hash, Verdict.ABSTAINS)
+
+
+def test_no_dispute_is_written_because_of_damage_here(circle: Circle) -> None:
+    a, b = circle.party("a"), circle.party("b")
+    items = [a.create("property-set", n=number) for number in range(3)]
+    circle.meet()
+    circle.epochs("a").create()
+    circle.meet()
+    circle.review()
+    first = circle.epochs("b").get(1)
+    items[0]["n"] = 10
+    circle.epochs("a").create()
+    items[0]["n"] = 11
+    circle.meet()
+    root = read_state_root(b.runtime.blobs.get(first.genesis.snapshot))
+    for cid in (root.index_root, root.membership_root, first.genesis.snapshot):
+        damage(b, cid)
+    with suppress(Corrupt):
+        circle.epochs("b").review()
+    circle.meet()
+    assert not circle.epochs("a").get(2).disputed_by
+    with suppress(Corrupt):
+        assert circle.epochs("b").verify(2).verdict is not Verdict.DISPUTED
+
+
+def test_stored_items_that_differ_are_held_against_the_blocks_first(
+    circle: Circle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer that stands exactly at an epoch compares what it stored, which may be wrong."""
+    item = circle.party("a").create("property-set", n=1)
+    circle.epochs("a").create()
+    circle.meet()
+    b = circle.party("b")
+    sound = EpochStates._live
+
+    def unsound(states: EpochStates, runtime: PartyRuntime, genesis: EpochGenesis) -> Folded | None:
+        found = sound(states, runtime, genesis)
+        return found and replace(found, cid=Cid(b"another"), root=replace(found.root, item_count=77))
+
+    monkeypatch.setattr(EpochStates, "_live", unsound)
+    assert [judged.verdict for judged in circle.epochs("b").review()] == [Verdict.ATTESTED]
+    circle.meet()
+    assert not circle.epochs("a").get(1).disputed_by
+    assert b.get(item.id)["n"] == 1

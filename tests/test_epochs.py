@@ -164,7 +164,7 @@ def test_an_epoch_names_the_state_and_survives_a_restart(tmp_path: Path) -> None
             Epochs(party).create()
         task["n"] = 2
         second = Epochs(party).create()
-        assert (second.number, second.declarer, second.items, second.blocks) == (2, "Ann", 2, 3)
+        assert (second.number, second.declarer, second.items, second.blocks) == (2, "Ann", 1, 3)
     with echostore.open(tmp_path / "home") as peer:
         epochs = Epochs(peer.party("@Trip"))
         assert [epoch.cid for epoch in epochs.all()] == [first.cid, second.cid]

@@ -77,6 +77,10 @@ class Corrupt(EchoError):
     exit_status = 6
 
 
+class DamagedHere(Corrupt):
+    """Bytes on this peer's own disk are not what it stored: no reason to think ill of who made them."""
+
+
 class Locked(EchoError):
     """Another process has the store open; `pid` is that process, where it is known."""
 

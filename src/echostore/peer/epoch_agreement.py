@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from echostore.kernel.errors import Corrupt, EchoError, NotFound
+from echostore.kernel.errors import Corrupt, DamagedHere, EchoError, NotFound
 from echostore.kernel.ids import Cid, IdentityKey, PartyKey, feed_id, item_text
 from echostore.kernel.party.credentials import EpochAttest, EpochDispute, EpochGenesis
 from echostore.kernel.party.epoch_chain import Epoch, Tally, enough_to_join
@@ -31,7 +31,7 @@ from echostore.peer.placement_checking import first_misplaced, index_problem
 from echostore.wire.cids import PROTOBUF, cid_of
 from echostore.wire.epochs import EpochRecord, encode_epoch_record, read_cut
 from echostore.wire.snapshot import read_state_root
-from echostore.wire.tree_reader import TreeReader
+from echostore.wire.tree_reader import MissingBlob, TreeReader
 
 if TYPE_CHECKING:
     from echostore.peer.party import Party
@@ -133,8 +133,7 @@ class Agreement:
             if open_epoch(runtime, epoch) is not None:
                 return
             early = self._without_folding(runtime, epoch)
-        mine = self._states.at(epoch.genesis) if early is None else None
-        judged = early or self._compare(epoch, mine)
+        mine, judged = (None, early) if early is not None else self._recomputed(epoch)
         if judged.verdict is Verdict.ABSTAINS and self._party.peer.on_network:
             self._party.peer.network.bootstraps.unmade(self._party, epoch)
         with self._party.lock:
@@ -149,7 +148,7 @@ class Agreement:
         """Recompute one epoch and say what is found, without writing anything."""
         with self._party.lock:
             early = self._without_folding(self._party.runtime, epoch)
-        return early or self._without_history(epoch, self._compare(epoch, self._states.at(epoch.genesis)))
+        return early or self._without_history(epoch, self._recomputed(epoch)[1])
 
     def _without_history(self, epoch: Epoch, judged: Judged) -> Judged:
         """Of an epoch that can't be recomputed here, what its snapshot alone shows."""
@@ -158,8 +157,10 @@ class Agreement:
             return judged
         try:
             problem = index_problem(read_state_root(blobs.get(epoch.genesis.snapshot)), blobs.get)
-        except NotFound:
+        except (NotFound, MissingBlob):
             return judged  # not all of it is here
+        except DamagedHere:
+            raise  # it says nothing about the epoch
         except Corrupt as error:
             problem = error.what
         return self._said(epoch, Verdict.DISPUTED, problem) if problem else judged
@@ -232,8 +233,7 @@ class Agreement:
     # judging
 
     def _judge(self, epoch: Epoch) -> Judged:
-        folded = self._states.at(epoch.genesis)
-        judged = self._compare(epoch, folded)
+        folded, judged = self._recomputed(epoch)
         with self._party.lock:
             if not self._may_speak() or self.tally.objection(epoch.hash, self._identity, self.voters) is not None:
                 return self._said(epoch, Verdict.WAITS, "things changed meanwhile")
@@ -248,6 +248,16 @@ class Agreement:
                 return judged
             self._owner().members.issue_claim(said)
         return judged
+
+    def _recomputed(self, epoch: Epoch) -> tuple[Folded | OpenTimeframe | None, Judged]:
+        """This peer's own state at an epoch, and what follows. The items that are stored here say nothing against an
+        epoch: where they differ, its blocks are folded again, for the store may be what is wrong."""
+        mine = self._states.at(epoch.genesis)
+        judged = self._compare(epoch, mine)
+        if judged.verdict is Verdict.DISPUTED and isinstance(mine, Folded) and mine.stored:
+            mine = self._states.at(epoch.genesis, stored=False)
+            judged = self._compare(epoch, mine)
+        return mine, judged
 
     def _compare(self, epoch: Epoch, mine: Folded | OpenTimeframe | None) -> Judged:
         genesis = epoch.genesis
@@ -299,7 +309,7 @@ class Agreement:
 
         try:
             theirs = read_state_root(get(epoch.genesis.snapshot))
-        except NotFound:
+        except (NotFound, DamagedHere):
             return "another state; the declared one is not here to be compared"
         except Corrupt:
             return "the declared state root can't be read"
@@ -310,7 +320,9 @@ class Agreement:
             if theirs.index_root == mine.root.index_root and theirs.placements and mine.root.placements:
                 return first_misplaced(mine.root.placements, theirs.placements, get)
             diff = TreeReader(mine.root.index_root, get).diff(theirs.index_root)
-        except (NotFound, Corrupt) as error:
+        except (NotFound, MissingBlob, DamagedHere):
+            return "another tree of items; not all of the declared one is here to be compared"
+        except Corrupt as error:
             return f"another tree of items: {error.what}"
         for what, items in (("changed", diff.changed), ("removed", diff.removed), ("added", diff.added)):
             if items:

@@ -70,6 +70,8 @@ class Folded:
     """How many data messages were folded."""
     left_out: LeftOut = field(default_factory=LeftOut)
     """What the genesis' `discard_before` takes out of it, beyond what the earlier epoch had left out already."""
+    stored: bool = False
+    """Whether it is the state as the ItemStore has it, and was not folded from blocks."""
 
 
 class UnlikeBase(Exception):

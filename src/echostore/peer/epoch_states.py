@@ -44,15 +44,18 @@ class EpochStates:
     def __init__(self, party: "Party", identity: IdentityKey) -> None:
         self._party, self._identity = party, identity
 
-    def at(self, genesis: EpochGenesis) -> Folded | OpenTimeframe | None:
-        """The state, with its blobs; the proof that there is none at such a place; or None when it can't be made here."""
-        made = self._at(genesis, PREDECESSORS_MAX)
+    def at(self, genesis: EpochGenesis, *, stored: bool = True) -> Folded | OpenTimeframe | None:
+        """The state, with its blobs; the proof that there is none at such a place; or None when it can't be made here.
+
+        Without `stored` it is folded from blocks, also where the stored items stand at that place.
+        """
+        made = self._at(genesis, PREDECESSORS_MAX, stored=stored)
         return made.folded if isinstance(made, _Made) else made
 
-    def _at(self, genesis: EpochGenesis, predecessors: int) -> "_Made | OpenTimeframe | None":
+    def _at(self, genesis: EpochGenesis, predecessors: int, *, stored: bool = True) -> "_Made | OpenTimeframe | None":
         with self._party.lock:
             runtime = self._party.runtime
-            live = self._live(runtime, genesis)
+            live = self._live(runtime, genesis) if stored else None
             if live is not None:
                 return _Made(live, self._stored)
             runtime.flush()
@@ -106,7 +109,7 @@ class EpochStates:
             root, blobs[cid] = read_state_root(data), data
         control = timeframe_of(genesis.control_timeframe)
         cut = encode_cut(cuts_at(processor, root, control), blobs.__setitem__)
-        return Folded(cid_of(data, PROTOBUF), root, cut, blobs, 0)
+        return Folded(cid_of(data, PROTOBUF), root, cut, blobs, 0, stored=True)
 
     def _predecessors(self, genesis: EpochGenesis) -> Iterator[bytes]:
         """Names of the predecessors, nearest first, and then of the beginning; it ends where control begins here."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from echostore.kernel.errors import Corrupt, NotFound, Refused, TooLarge
+from echostore.kernel.errors import DamagedHere, NotFound, Refused, TooLarge
 from echostore.kernel.ids import Cid
 from echostore.kernel.limits import BLOB_BYTES_MAX
 from echostore.store.sqlite import Connect, Database, Row, Schema, connect_file
@@ -117,7 +117,7 @@ class BlobStore:
             return self._changes() - before
 
     def get(self, cid: Cid, *, check: bool = True) -> bytes:
-        """The blob; NotFound when it is not here, Corrupt when `check` finds that it is not what it was."""
+        """The blob; NotFound when it is not here, DamagedHere when `check` finds that it is not what it was."""
         row = self._db.row(f"SELECT data, {self._size} FROM blobs WHERE cid = ?", (cid,))
         if row is None:
             raise NotFound(f"The blob {_named(cid)} is not here.")
@@ -125,7 +125,7 @@ class BlobStore:
         if check and (data is None or not matches(cid, data)):
             data = _packed_in_vain(cid, *row)
         if data is None:
-            raise Corrupt(
+            raise DamagedHere(
                 f"The blob {_named(cid)} in {self._db.path} is damaged.", next_step="Delete it; it is fetched again."
             )
         return data

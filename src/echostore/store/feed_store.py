@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from echostore.kernel.errors import Corrupt, NotFound, Refused, TooLarge
+from echostore.kernel.errors import Corrupt, DamagedHere, NotFound, Refused, TooLarge
 from echostore.kernel.feed import Block, ForkProof, Head
 from echostore.kernel.ids import KEY_BYTES, NO_LINK, FeedKey, Link, PartyKey
 from echostore.kernel.limits import APPEND_BLOCKS_MAX, APPEND_BYTES_MAX, SEQ_MAX
@@ -601,7 +601,7 @@ class FeedStore:
         return _Held(row, length, Link(last[0]))
 
     def _corrupt(self, key: FeedKey, seq: int, what: str) -> Corrupt:
-        return Corrupt(
+        return DamagedHere(
             f"Block {seq} of feed {key.hex()} in {self._db.path} is damaged: {what}.",
             next_step="Run `echostore feed verify`; a feed of someone else is fetched again.",
         )

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from echostore.kernel.errors import Corrupt
+from echostore.kernel.errors import Corrupt, DamagedHere
 from echostore.kernel.ids import Cid, FeedId, ItemId, item_text
 from echostore.kernel.items.operations import Reject
 from echostore.kernel.snapshot import BELOW_END, LABELS, TreeTop, key_bounds
@@ -118,7 +118,7 @@ class ItemStore:
         else:
             step = f"Remove {self._path} while no peer is open: it is then made anew from the feeds."
         what = what if str(self._path) in what else f"{self._path} is damaged: {what}"
-        return Corrupt(what, unchanged="It is derived: the feeds hold all of the data.", next_step=step)
+        return DamagedHere(what, unchanged="It is derived: the feeds hold all of the data.", next_step=step)
 
     def _whole(self, group: Group, sql: str) -> list[Row]:
         """The rows of a table that is read whole, none changed and none missing."""

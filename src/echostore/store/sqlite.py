@@ -26,7 +26,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from echostore.kernel.errors import Closed, Corrupt, EchoError, Locked, NotFound, Refused, StorageFailed
+from echostore.kernel.errors import Closed, Corrupt, DamagedHere, EchoError, Locked, NotFound, Refused, StorageFailed
 from echostore.store.durable_file import PRIVATE_FILE, file_error
 
 BUSY_TIMEOUT_MS = 2000
@@ -328,7 +328,9 @@ class Database:
             found = set(connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema").fetchall())
             if not schema_rows(schema) <= found:
                 # One flipped bit in the text of a table can turn its rows into others.
-                raise Corrupt(f"The tables of {self.path} are not what they were.", next_step="Run `echostore doctor`.")
+                raise DamagedHere(
+                    f"The tables of {self.path} are not what they were.", next_step="Run `echostore doctor`."
+                )
         if self.writable:
             self._keep_log()
             connection.execute("PRAGMA synchronous = FULL").fetchall()
@@ -389,7 +391,7 @@ class Database:
         if isinstance(error, UnicodeDecodeError):
             # The text of an error quotes the schema, and that is damaged.
             text = f"{self.path} is damaged: its schema is not readable."
-            return self.on_corrupt(Corrupt(text, next_step="Run `echostore doctor`."))
+            return self.on_corrupt(DamagedHere(text, next_step="Run `echostore doctor`."))
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM):
             self.failure = str(error)
@@ -432,7 +434,7 @@ def sqlite_error(error: sqlite3.Error, path: Path) -> EchoError:
                 next_step="Repair the disk, then open the store again.",
             )
         case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
-            return Corrupt(f"{path} is damaged: {error}.", next_step="Run `echostore doctor`.")
+            return DamagedHere(f"{path} is damaged: {error}.", next_step="Run `echostore doctor`.")
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             return Locked(f"{path} is busy in another process.", next_step="Close it there and try again.")
         case _:
