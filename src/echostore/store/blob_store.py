@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from echostore.kernel.errors import DamagedHere, NotFound, Refused, TooLarge
+from echostore.kernel.errors import Corrupt, DamagedHere, NotFound, Refused, TooLarge
 from echostore.kernel.ids import Cid
 from echostore.kernel.limits import BLOB_BYTES_MAX
 from echostore.store.sqlite import Connect, Database, Row, Schema, connect_file
