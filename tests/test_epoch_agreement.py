@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import echostore
+from cli_process import Cli
 from echostore.kernel import snapshot as shape
 from echostore.kernel.errors import Corrupt, DamagedHere
 from echostore.kernel.ids import Cid, ItemId, item_text
@@ -883,3 +884,32 @@ def test_stored_items_that_differ_are_held_against_the_blocks_first(
     circle.meet()
     assert not circle.epochs("a").get(1).disputed_by
     assert b.get(item.id)["n"] == 1
+
+
+# rivals
+
+
+def test_rivals_are_shown_with_who_stands_for_them(tmp_path: Path) -> None:
+    circle = Circle(tmp_path, "ab")
+    circle.party("a").create("property-set", n=1)
+    circle.apart("b")
+    circle.party("b").create("property-set", n=2)
+    for name in "ab":
+        circle.now_ms += 1
+        circle.epochs(name).create()
+    circle.together()
+    for name in "ab":
+        (epoch,) = circle.epochs(name).chain()
+        (rival,) = circle.epochs(name).rivals(epoch)
+        one, other = ("a", "b") if epoch.declarer == circle.peers["a"].identity else ("b", "a")
+        assert (rival["declarer"], rival["stands_for_it"], rival["disputed_by"]) == (other, [other], [])
+        assert rival["own"] == (name == other)
+        assert rival["cid"] != cid_text(epoch.genesis.snapshot)
+        (view,) = circle.epochs(name).all()
+        assert view.here == ("declared" if name == one else "declared a rival")
+    circle.close()
+    for name in "ab":
+        cli = Cli(tmp_path / name, tmp_path / "state")
+        shown = cli("epoch", "show", "1", "--json").ok().json()
+        assert (shown["rivals"], len(shown["rival_epochs"])) == (1, 1)
+        assert shown["rival_epochs"][0]["cid"] in cli("epoch", "show", "1").ok().out

@@ -474,3 +474,18 @@ def test_a_client_is_told_when_the_service_ends(tmp_path: Path) -> None:
             peer.close()
     with echostore.open(ada.cli.home) as own, pytest.raises(NotFound):
         own.party("@Nothing")
+
+
+def test_party_show_and_feed_list_know_what_the_service_knows(tmp_path: Path) -> None:
+    with serve(tmp_path, "ada") as ada, serve(tmp_path, "bob") as bob:
+        party = ada.cli("party", "create", "Trip", "--json").ok().json()["party"]
+        let_in(ada, party, bob)
+        ada.cli("item", "create", "text", "x", "-p", party).ok()
+        until(lambda: not ada.cli("status", "--json").ok().json()["parties"][0]["unshared"])
+        shown = ada.cli("party", "show", party, "--snapshot", "--json").ok().json()
+        assert shown["unshared"] == 0
+        assert "not known to be on another" not in shown["truth"]
+        assert shown["snapshot"]
+        assert ada.cli("party", "forget", party, "--dry-run", "--json").ok().json()["unshared"] == 0
+        listed = ada.cli("feed", "list", "-p", party, "--json").ok().json()["feeds"]
+        assert any(feed["others"] for feed in listed)

@@ -212,6 +212,7 @@ def show(number: int, /, *, options: InParty = IN_PARTY) -> None:
         record["new_bytes"] = epochs.sizes().get(number)
         record["stands_for_it"] = epochs.names(epoch.attested_by)
         record["disputes"] = epochs.disputes(epoch)
+        record["rival_epochs"] = [_rival(each) for each in epochs.rivals(epoch)]
         record["admission"] = epoch.genesis.admission_digest.hex()
         record["control"] = cid_text(Cid(epoch.genesis.control)) if epoch.genesis.control else None
         record["encoding"] = epoch.genesis.encoding_version
@@ -221,11 +222,12 @@ def show(number: int, /, *, options: InParty = IN_PARTY) -> None:
         record["timeframe"] = [
             {"feed": entry.feed.hex(), "seq": entry.seq, "link": entry.link.hex()} for entry in epoch.genesis.timeframe
         ]
-        listed = ("timeframe", "stands_for_it", "disputes", "models")
+        listed = ("timeframe", "stands_for_it", "disputes", "models", "rival_epochs")
         lines = [f"{name:17} {value}" for name, value in record.items() if name not in listed and value is not None]
         lines += [f"{'models':17} {', '.join(record['models'])}"]
         lines += [f"{'stands for it':17} {', '.join(record['stands_for_it'])}"]
         lines += [f"{'disputed by':17} {each['by']}: {each['detail']}" for each in record["disputes"]]
+        lines += [f"{'rival':17} {_rival_line(each)}" for each in record["rival_epochs"]]
         lines += [f"{'ends at':17} {short(entry['feed'])}:{entry['seq']}" for entry in record["timeframe"]]
         output.document(record, "\n".join(lines))
 
@@ -250,6 +252,19 @@ def verify(number: int, /, *, options: InParty = IN_PARTY) -> int:
     detail = f": {found.detail}" if found.detail else ""
     output.document(record, f"epoch {number} is {word}{detail}" if word else f"epoch {number}: {found.verdict}{detail}")
     return {"attested": 0, "disputed": INTEGRITY_BROKEN}.get(str(found.verdict), REFUSED)
+
+
+def _rival(rival: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "created": iso_ms(rival["created_ms"]),
+        **{name: said for name, said in rival.items() if name != "created_ms"},
+    }
+
+
+def _rival_line(rival: dict[str, Any]) -> str:
+    against = f", against it {', '.join(rival['disputed_by'])}" if rival["disputed_by"] else ""
+    own = " (with you)" if rival["own"] else ""
+    return f"by {rival['declarer']}: {rival['cid']}, for it {', '.join(rival['stands_for_it'])}{own}{against}"
 
 
 def _record(epoch: "EpochView") -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from echostore.cli.moments import parse_duration_s
-from echostore.cli.opening import open_party, party_key, reading
+from echostore.cli.opening import looking, open_party, party_key, reading
 from echostore.cli.options import LISTING_IN_PARTY, Count, ListingInParty, Name, examples
 from echostore.cli.output import Column, Form, Output, counted, if_interrupted
 from echostore.cli.values import short, short_place
@@ -58,7 +58,7 @@ def list_feeds(*, options: ListingInParty = LISTING_IN_PARTY) -> None:
     from echostore.cli.party import feed_fields
 
     output = Output.of(options)
-    with reading(options) as peer:
+    with looking(options) as peer:
         party = open_party(peer, options.party)
         records = [feed_fields(feed) for feed in party.status.feeds]
     output.table("feeds", FEEDS, records, party=party.key.hex())

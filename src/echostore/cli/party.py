@@ -14,7 +14,7 @@ from echostore.cli import (
     party_revive,
 )
 from echostore.cli.feed import INTEGRITY_BROKEN
-from echostore.cli.opening import home_path, open_party, party_key, reading, writing
+from echostore.cli.opening import home_path, looking, open_party, party_key, reading, writing
 from echostore.cli.options import FLAG, IN_PARTY, LISTING, OPTIONS, InParty, Listing, Options, examples
 from echostore.cli.output import Column, Output, counted, size
 from echostore.cli.values import iso_ms, one_line, short, short_place
@@ -157,11 +157,11 @@ def show(
         Compute the CID of its state: equal on every peer with the same messages.
     """
     output = Output.of(options)
-    with reading(options) as peer:
-        opened = peer.held(party_key(peer, party))
-        fields = party_fields(opened)
-        if snapshot and not fields["lost"]:
-            fields["snapshot"] = opened.snapshot().cid
+    with looking(options) as peer:
+        fields = party_fields(peer.held(party_key(peer, party)))
+    if snapshot and not fields["lost"]:
+        with reading(options) as peer:
+            fields["snapshot"] = open_party(peer, fields["party"]).snapshot().cid
     lines = [
         f"party      {fields['party']}",
         f"title      {one_line(fields['title'])}",

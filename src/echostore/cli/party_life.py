@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from echostore.cli.opening import home_path, open_party, party_key, reading, writing
+from echostore.cli.opening import home_path, looking, open_party, party_key, reading, writing
 from echostore.cli.options import FLAG, OPTIONS, YES, Options
 from echostore.cli.output import Output, counted, if_interrupted, size
 from echostore.cli.values import one_line, short
@@ -90,7 +90,7 @@ def forget(
         Do it without asking; needed where nobody can be asked.
     """
     output = Output.of(options)
-    with reading(options) as peer:
+    with looking(options) as peer:
         losses = _losses(peer, party)
     for line in _loss_lines(losses):
         output.note(line)

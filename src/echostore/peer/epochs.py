@@ -227,6 +227,25 @@ class Epochs:
                 if isinstance(act, EpochDispute) and act.genesis == epoch.hash
             ]
 
+    def rivals(self, epoch: Epoch) -> list[dict[str, Any]]:
+        """Others that were declared with an epoch's number: by whom, which snapshot, and who stands for and against them."""
+        with self._party.reading() as runtime:
+            fold_whole(runtime.processor)
+            tally, identity = self.tally, self._identity
+            found = [rival for rival in map(tally.named, epoch.rivals) if rival is not None]
+            return [
+                {
+                    "hash": rival.hash.hex(),
+                    "declarer": self.names([rival.declarer])[0],
+                    "cid": cid_text(rival.genesis.snapshot),
+                    "created_ms": rival.genesis.created_ms,
+                    "stands_for_it": self.names(rival.attested_by),
+                    "disputed_by": self.names(rival.disputed_by),
+                    "own": tally.voted(rival.number, identity) == rival.hash,
+                }
+                for rival in found
+            ]
+
     def sizes(self) -> dict[int, int]:
         """Bytes that each epoch added to those before it, of the epochs whose blobs are here."""
         with self._party.reading() as runtime:
@@ -568,5 +587,9 @@ def _standing(tally: Tally, epoch: Epoch, identity: IdentityKey, judged: dict[st
         return "declared" if epoch.declarer == identity else "attested"
     if tally.disputed(epoch.hash, identity):
         return "disputed"
+    other = tally.voted(epoch.number, identity)
+    rival = tally.named(other) if other is not None else None
+    if rival is not None:
+        return f"{'declared' if rival.declarer == identity else 'attested'} a rival"
     verdict, detail = judged.get(epoch.hash.hex(), ["not judged", ""])
     return f"{verdict}: {detail}" if detail else verdict
