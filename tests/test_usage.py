@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from cyclopts import App
@@ -89,3 +90,21 @@ def test_a_time_to_discard_before_may_be_that_of_an_epoch(cli: Cli) -> None:
     cli("item", "create", "text", "x").ok()
     cli("epoch", "create", "--discard-before", "epoch:1").ok()
     assert cli("epoch", "show", "2", "--json").ok().json()["discard_before"] == created
+
+
+def test_a_simulation_of_epochs_tells_how_many_are_final_and_who_came_on_top(cli: Cli) -> None:
+    line = ("simulate", "--peers", "4", "--epochs", "2", "--seed", "3")
+    (run,) = cli(*line, "--json").ok().json()["runs"]
+    assert run["peers"] == 4 + run["joined_late"]
+    assert run["final_epochs"] >= 2
+    heading, row = (each.split(",") for each in cli(*line, "--csv").ok().out.splitlines())
+    assert dict(zip(heading, row, strict=False))["final_epochs"] == str(run["final_epochs"])
+    assert "FINAL EPOCHS" in cli(*line).ok().out
+
+
+def test_where_a_history_can_not_be_written_is_told_before_the_run(cli: Cli, tmp_path: Path) -> None:
+    with mock.patch("echostore.testing.world.World", side_effect=AssertionError("it ran")):
+        ran = cli("simulate", "--history", str(tmp_path / "none" / "h.jsonl"))
+    assert (ran.status, "can't be written" in ran.err) == (1, True)
+    cli("simulate", "--seconds", "1", "--history", str(tmp_path / "h.jsonl")).ok()
+    assert (tmp_path / "h.jsonl").stat().st_size

@@ -38,6 +38,14 @@ RUNS = (
     Column("digest", "DIGEST", short),
 )
 
+EPOCH_RUNS = (
+    *RUNS[:2],
+    Column("joined_late", "LATE", str, right=True),
+    *RUNS[2:-1],
+    Column("final_epochs", "FINAL EPOCHS", str, right=True),
+    RUNS[-1],
+)
+
 VIOLATIONS_MAX, TOLD_MAX = 20, 3
 """Violations of one run that are kept for programs, and told to people."""
 
@@ -76,7 +84,7 @@ def simulate(
     runs
         How many runs, with seeds counting up.
     peers
-        How many peers.
+        How many peers; with --epochs, members who join late come on top.
     seconds
         Virtual seconds of faults.
     epochs
@@ -102,6 +110,8 @@ def simulate(
         )
     if epochs and peers > EPOCH_PEERS_MAX:
         raise UsageError(f"a simulation of epochs has at most {EPOCH_PEERS_MAX} peers")
+    if history is not None:
+        _check_writable(history)
     records: list[dict[str, Any]] = []
     world: Replayed
     with (
@@ -132,11 +142,13 @@ def simulate(
             if history is not None and not broken_before:
                 _save(history, world)
     broken = [record for record in records if not (record["good"] and record["agreed"])]
-    output.table("runs", RUNS, records, good=not broken)
+    output.table("runs", EPOCH_RUNS if epochs else RUNS, records, good=not broken)
     for record in broken:
         told = [f"{len(record['violations'])} violations", *record["violations"][:TOLD_MAX]]
         output.warn(f"seed {record['seed']}: {'; '.join(told) if record['agreed'] else 'the peers did not agree'}")
-    output.note(f"{counted(len(records), 'run')}, {len(broken)} broken")
+    late = sum(record.get("joined_late", 0) for record in records)
+    joined = f"; to the {counted(peers, 'peer')} {late} came that joined late" if late and runs == 1 else ""
+    output.note(f"{counted(len(records), 'run')}, {len(broken)} broken{joined}")
     return INTEGRITY_BROKEN if broken else 0
 
 
@@ -190,6 +202,7 @@ def _run_epochs(
     return world, {
         "seed": seed,
         "peers": len(world.nodes),
+        "joined_late": len(world.nodes) - peers,
         "events": report.events,
         "virtual_s": round(world.now, 3),
         "agreed": agreed,
@@ -214,6 +227,18 @@ def _faults(seed: int, loss: float | None, duplication: float | None) -> "Faults
     faults = Faults.swarm(random.Random(f"faults {seed}"))
     faults = faults if loss is None else replace(faults, loss=loss)
     return faults if duplication is None else replace(faults, duplication=duplication)
+
+
+def _check_writable(path: Path) -> None:
+    """Whether a history can be written, before a long run is made for it."""
+    fresh = not path.exists()
+    try:
+        with path.open("a", encoding="utf-8"):
+            pass
+        if fresh:
+            path.unlink()
+    except OSError as error:
+        raise StorageFailed(f"the history can't be written to {path}: {error.strerror}") from error
 
 
 def _save(path: Path, world: "Replayed") -> None:
