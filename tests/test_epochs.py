@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import echostore
-from echostore.kernel.errors import Corrupt, NotFound, Refused
+from echostore.kernel.errors import Corrupt, NotFound, Refused, UsageError
 from echostore.kernel.ids import Cid, DeviceKey, FeedId, FeedKey, IdentityKey, Link, Stamp
 from echostore.kernel.party.control_state import ChainStart
 from echostore.kernel.party.credentials import EpochAttest, EpochGenesis, TimeframeEntry
@@ -251,3 +251,19 @@ def test_a_child_party_has_epochs_of_its_own(tmp_path: Path) -> None:
         assert Epochs(child).create().number == 1
         assert Epochs(parent).all() == []
         assert Epochs(parent).create().number == 1
+
+
+def test_wrong_numbers_and_times_of_epochs_are_usage_errors(tmp_path: Path) -> None:
+    with echostore.open(tmp_path / "home", background=False) as peer:
+        party = peer.create_party("Trip")
+        epochs = peer.epochs(party)
+        epochs.create()
+        assert [each.number for each in peer.epochs("@Trip").all()] == [1]
+        for wrong in ("1", 1.0, -1, None, True):
+            for ask in (epochs.verify, epochs.get, epochs.fetch):
+                with pytest.raises(UsageError):
+                    ask(wrong)  # type: ignore[arg-type]  # that is what is asked
+        for time in ("x", 1.5, True):
+            for make in (epochs.create, epochs.plan):
+                with pytest.raises(UsageError):
+                    make(discard_before_ms=time)  # type: ignore[arg-type]  # as above
