@@ -8,6 +8,7 @@ held.
 """
 
 import asyncio
+import concurrent.futures
 import contextlib
 import threading
 import weakref
@@ -291,6 +292,7 @@ class Network:
         if self.lan is not None:
             asyncio.run_coroutine_threadsafe(self.lan.close(), self._loop).result()
         asyncio.run_coroutine_threadsafe(self.node.close(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(_end_tasks(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -306,6 +308,11 @@ class Network:
         except TimeoutError:
             future.cancel()
             raise TimedOut(f"the network did not answer in {timeout_s:g} s") from None
+        except concurrent.futures.CancelledError:
+            raise Closed("the peer has been closed") from None
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
 
     def soon(self, action: Callable[[], object]) -> None:
         """Do something in the node's thread, after what is under way there."""
@@ -430,6 +437,14 @@ class Network:
             processor.on_admission.append(self.parties_changed)
             self.own_devices.watch(party)
             self.bootstraps.watch(party)
+
+
+async def _end_tasks() -> None:
+    """What somebody waited for who has gone, such as a fetch that ^C ended: it is over before the loop is."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
 
 
 def parse_address(address: str) -> tuple[str, int]:
