@@ -14,7 +14,8 @@ from echostore.kernel.ids import Cid, ItemId, item_text
 from echostore.mesh.blob_exchange import Follow
 from echostore.peer.base_following import newest_final, open_epoch
 from echostore.peer.base_standing import install
-from echostore.peer.bootstrap import EarlyReader, believable, bootstrap
+from echostore.peer.bootstrap import believable, bootstrap
+from echostore.peer.early_reading import EarlyReader
 from echostore.peer.epoch_gc import plan_gc, run_gc
 from echostore.peer.epochs import Epochs
 from echostore.peer.party import Party

@@ -8,7 +8,7 @@ from echostore.kernel.errors import Corrupt
 from echostore.kernel.ids import Cid, FeedId, ItemId, Stamp, created_item_id
 from echostore.kernel.items.tree import MOVE, TreeMove
 from echostore.kernel.snapshot import TreeTop, placements_of, view_place
-from echostore.peer.bootstrap import _Toward
+from echostore.peer.early_reading import Toward
 from echostore.peer.epoch_fetching import _CHUNK_HEAD, _TreeWalk
 from echostore.peer.placement_checking import FalseIndex, check_items
 from echostore.wire.cids import PROTOBUF, RAW, cid_of
@@ -79,7 +79,7 @@ def test_an_item_in_very_many_chunks_is_put_together_by_nobody() -> None:
     walk = _TreeWalk(top, 1, lambda done, total: None, chunks_too=True)
     with pytest.raises(Corrupt, match="in 5000 chunks"):
         walk.below(top, page)
-    toward = _Toward(TreeReader(top, {top: page}.get), [""])
+    toward = Toward(TreeReader(top, {top: page}.get), [""])
     assert toward.below(top, page) == []
 
 

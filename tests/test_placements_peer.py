@@ -12,7 +12,8 @@ import echostore
 from echostore.kernel.errors import Corrupt
 from echostore.kernel.ids import Cid, item_text
 from echostore.kernel.snapshot import Placement, StateRoot, placed
-from echostore.peer.bootstrap import EarlyReader, believable, bootstrap, fetch_epoch
+from echostore.peer.bootstrap import believable, bootstrap, fetch_epoch
+from echostore.peer.early_reading import EarlyReader
 from echostore.peer.epoch_agreement import Verdict
 from echostore.peer.epoch_gc import run_gc
 from echostore.peer.epochs import Epochs, EpochView

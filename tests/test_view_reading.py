@@ -13,7 +13,7 @@ from echostore.kernel.errors import Corrupt
 from echostore.kernel.ids import Cid, FeedId, ItemId, PartyKey, Stamp, created_item_id
 from echostore.kernel.items.tree import EMBED, MOVE, UNEMBED, Tree, TreeMove
 from echostore.kernel.snapshot import Placement, StateRoot, placed
-from echostore.peer.bootstrap import _Toward
+from echostore.peer.early_reading import Toward
 from echostore.peer.view_reading import LeftOut, nothing_left_out, view_among, view_states
 from echostore.wire.cids import PROTOBUF, cid_of
 from echostore.wire.generated import snapshot_pb2 as pb
@@ -214,7 +214,7 @@ class Elsewhere:
         self.rounds = 0
 
     def ahead(self, reader: TreeReader | PlacementReader, prefixes: Iterable[str]) -> None:
-        walk = _Toward(reader, prefixes)
+        walk = Toward(reader, prefixes)
         waiting = [reader.top]
         while waiting:
             self.rounds += any(cid not in self.here for cid in waiting)
@@ -257,7 +257,7 @@ def test_where_moves_point_is_fetched_together() -> None:
 
 def test_a_node_that_is_named_twice_leads_nowhere_twice() -> None:
     snapshot = party_of_views(2, 2)
-    walk = _Toward(TreeReader(snapshot.root.index_root, snapshot.get), [""])
+    walk = Toward(TreeReader(snapshot.root.index_root, snapshot.get), [""])
     data = snapshot.blobs[snapshot.root.index_root]
     walk.below(snapshot.root.index_root, data)
     assert walk.below(snapshot.root.index_root, data) == []

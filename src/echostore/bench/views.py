@@ -14,7 +14,8 @@ from echostore.bench import Measure
 from echostore.kernel.ids import Cid
 from echostore.kernel.order import CONTROL
 from echostore.mesh.blob_exchange import Follow
-from echostore.peer.bootstrap import EarlyReader, believable
+from echostore.peer.bootstrap import believable
+from echostore.peer.early_reading import EarlyReader
 from echostore.peer.epoch_fetching import Fetch
 from echostore.peer.epochs import Epochs
 from echostore.peer.party import Party

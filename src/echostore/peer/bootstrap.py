@@ -5,7 +5,7 @@
     3  its blobs are fetched: root, cut, moves, then the item tree from the top, many nodes at a time, from all who have it
     4  its items are installed, the feeds begin at its cut, and only then blocks are asked for: those after the cut
 
-While 3 runs, single items and views can be read: `EarlyReader` fetches what lies on their path first. Nobody waits for
+While 3 runs, single items and views can be read: `early_reading` fetches what lies on their path first. Nobody waits for
 step 3 for ever: when nothing comes, the history is asked for instead, and step 3 is tried again when that is gone too.
 
 Where control feeds begin later on the other side, step 1 starts from the control state there (`control_floor`): whoever
@@ -20,16 +20,14 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from echostore.kernel.errors import Closed, Corrupt, EchoError, NotFound, Refused, TimedOut
-from echostore.kernel.ids import Cid, ItemId, PartyKey, feed_id, item_text
-from echostore.kernel.items.record import ItemRecord
+from echostore.kernel.ids import Cid, PartyKey, feed_id
 from echostore.kernel.order import CONTROL
 from echostore.kernel.party.epoch_chain import Epoch, enough_to_join
-from echostore.kernel.snapshot import TreeTop
 from echostore.mesh.blob_exchange import Follow, Unavailable
 from echostore.peer.base_damage import BaseDamage, truncated
 from echostore.peer.base_following import no_holes, stand_on
@@ -37,26 +35,21 @@ from echostore.peer.base_mending import anew, look, mend, mend_beside, mend_cont
 from echostore.peer.control_floor import brings_on, fetch_floor
 from echostore.peer.control_floor import stand_on as stand_on_floor
 from echostore.peer.control_standing import fold_whole, no_epoch
-from echostore.peer.epoch_fetching import Fetch, Progress, fetch_heads, fetch_tree, holes, item_chunks, keep_placements
+from echostore.peer.early_reading import EarlyReader
+from echostore.peer.epoch_fetching import Fetch, Progress, fetch_heads, fetch_tree, holes, keep_placements
 from echostore.peer.older_epochs import back_to, first_known, is_older, record_of_older
 from echostore.peer.opening import WAITS_FOR_EPOCH
 from echostore.peer.parting import leave_branch, pinned_elsewhere
 from echostore.peer.status import REMOVED, REVOKED, standing_of
-from echostore.peer.view_reading import view_states
 from echostore.wire.base_epoch import FETCHING_KEY, BaseEpoch, BaseName, holes_key
 from echostore.wire.cids import is_cid
 from echostore.wire.control_blobs import chunks_named
-from echostore.wire.items import is_deleted
-from echostore.wire.placements import PlacementReader
-from echostore.wire.tree_nodes import IndexNode, Page
-from echostore.wire.tree_reader import TreeReader, branches_toward
 
 if TYPE_CHECKING:
     from echostore.peer.network import Network
     from echostore.peer.party import Party
     from echostore.peer.peer import Peer
     from echostore.peer.runtime import PartyRuntime
-    from echostore.store.blob_store import BlobStore
 
 _log = logging.getLogger("echostore.bootstrap")
 
@@ -105,34 +98,6 @@ def control_settled(party: "Party") -> bool:
             if length < owner.known_length(admitted.feed) and (cursor is None or cursor.ended is None):
                 return False
         return True
-
-
-# what is read before the rest is here
-
-
-class _Toward:
-    """What the nodes of a tree lead to on the way to some keys, and the chunks of large items among those."""
-
-    def __init__(self, reader: TreeReader | PlacementReader, prefixes: Iterable[str]) -> None:
-        self._reader = reader
-        self._expected: dict[Cid, tuple[str, TreeTop | None, list[str]]] = {reader.top: ("", None, list(prefixes))}
-        self.chunks: list[Cid] = []
-
-    def below(self, cid: Cid, data: bytes) -> list[Cid]:
-        place = self._expected.pop(cid, None)
-        if place is None:
-            return []  # named twice, which a reader is going to refuse
-        path, top, wanted = place
-        node = self._reader.open_bytes(cid, data, path, top)
-        if isinstance(node, IndexNode):
-            onward = list(branches_toward(node, path, wanted))
-            self._expected.update((branch.cid, (path + label, branch, mine)) for label, branch, mine in onward)
-            return [branch.cid for _, branch, _ in onward]
-        if isinstance(node, Page):
-            keys = frozenset(wanted)
-            large = (entry.data for entry in node.entries if entry.large and entry.key in keys)
-            self.chunks += [chunk for item in large for chunk in item_chunks(item)]
-        return []
 
 
 # one party
@@ -242,47 +207,6 @@ def _older_name(party: "Party", number: int, fetch: Fetch) -> BaseName:
     with party.reading():
         older = record_of_older(runtime, number, blobs.get)
     return BaseName(number, b"", older.snapshot, Cid(b""), discards=True)
-
-
-class EarlyReader:
-    """Items and views of an epoch before the rest of it is here. Read-only, as the epoch has them."""
-
-    def __init__(self, party: "Party", epoch: Epoch, fetch: Fetch) -> None:
-        self._party, self._fetch = party, fetch
-        blobs = party.runtime.blobs
-        assert blobs is not None
-        self._blobs: BlobStore = blobs
-        name = BaseName.of(epoch.genesis, epoch.hash)
-        fetch_heads(blobs, name, fetch)
-        self.base = BaseEpoch(name, self._get, party.runtime.processor.factory)
-
-    def item(self, item: ItemId) -> ItemRecord:
-        """One item; the few blobs on its path are fetched."""
-        record = self.base.record(item)
-        if record is None:
-            raise NotFound(f"item {item_text(item)[:8]} is not in epoch {self.base.name.number}")
-        return record
-
-    def view(self, name: "ItemId | bytes") -> dict[ItemId, ItemRecord]:
-        """A view by its inception key or its item, with all that hangs below it or is embedded in it; no deleted items.
-
-        Only what leads there is fetched, several blobs at a time; of an epoch without placements, all pages are.
-        """
-        states = view_states(self.base.root, self._get, name, self._ahead, is_deleted)
-        if states is None:
-            raise NotFound(f"no view {bytes(name).hex()[:8]} is in epoch {self.base.name.number}")
-        self._fetch([Cid(cid) for state in states.values() for cid in state.state_cids])
-        return {item: self.base.record_of(state) for item, state in states.items()}
-
-    def _ahead(self, reader: TreeReader | PlacementReader, prefixes: Iterable[str]) -> None:
-        walk = _Toward(reader, prefixes)
-        self._fetch([reader.top], walk.below)
-        self._fetch(walk.chunks)
-
-    def _get(self, cid: Cid) -> bytes:
-        if not self._blobs.has(cid):
-            self._fetch([cid])
-        return self._blobs.get(cid)
 
 
 # all parties of a peer on the network

@@ -18,7 +18,7 @@ from echostore.peer.anchors import Anchor
 from echostore.peer.capabilities import CapabilityIssuing
 from echostore.peer.elsewhere import Elsewhere, HeldElsewhere
 from echostore.peer.item_kinds import HANDLES, CustomItem, PropertySetItem
-from echostore.peer.items import Item
+from echostore.peer.items import Item, plain_references
 from echostore.peer.live import LiveHub
 from echostore.peer.published_models import PublishedModel, publish_model, published_models
 from echostore.peer.query import Query, query_over
@@ -577,8 +577,6 @@ class Party(CapabilityIssuing):
         return Reference(item.id, None if item.party.key == self.key else item.party.key)
 
     def _plain(self, value: Value) -> Value:
-        from echostore.peer.items import plain_references
-
         return plain_references(self, value)
 
     def __repr__(self) -> str:

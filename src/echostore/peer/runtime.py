@@ -33,7 +33,7 @@ from echostore.peer.processor import PartyProcessor
 from echostore.peer.progress import Summed
 from echostore.peer.reissue import Reissues
 from echostore.peer.source import PartySource
-from echostore.peer.status import REMOVED, REVOKED, standing_of
+from echostore.peer.status import writing_refused
 from echostore.peer.undo_images import PROPERTY_FIELDS, UndoImages, layers_of
 from echostore.peer.writer import OwnFeed
 from echostore.store.blob_store import BlobStore
@@ -150,15 +150,7 @@ class PartyRuntime:
         role = record.role_at(self.data.cursor.length) if record else None
         if record is None or role is None or role is Role.READER:
             reason = self.processor.admission.why_excluded(feed, self.data.cursor.length) or Reason.UNADMITTED
-            gone = standing_of(self)
-            if gone in (REMOVED, REVOKED):
-                raise Refused(
-                    f"this device may not write to the party: {gone} ({reason})",
-                    next_step="What was written before stays readable here; `echostore party why` says who did it.",
-                )
-            raise Refused(
-                f"this device may not write to the party ({reason})", next_step="Ask an admin for the role of editor."
-            )
+            raise writing_refused(self, reason)
         return WriterRole(record.identity, role.label)
 
     def going_on(self) -> WriterRole:

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from echostore.kernel.errors import Refused
 from echostore.kernel.ids import FeedId, FeedKey, feed_id
+from echostore.kernel.reasons import Reason
 from echostore.peer.elsewhere import HeldElsewhere
 
 if TYPE_CHECKING:
@@ -77,6 +79,20 @@ def standing_of(runtime: "PartyRuntime") -> str:
     if role is not None:
         return role.label
     return REMOVED if held else REVOKED
+
+
+def writing_refused(runtime: "PartyRuntime", reason: Reason) -> Refused:
+    """Why this device may not write data, and what its person can do about it."""
+    gone = standing_of(runtime)
+    if gone in (REMOVED, REVOKED):
+        return Refused(
+            f"this device may not write to the party: {gone} ({reason})",
+            next_step="What was written before stays readable here; `echostore party why` says who did it.",
+        )
+    next_step = "Ask an admin for the role of editor."
+    if reason is Reason.RETIRED:
+        next_step = "Its feed was retired for silence; what is written after this batch goes to a new one."
+    return Refused(f"this device may not write to the party ({reason})", next_step=next_step)
 
 
 def party_status(party: "Party") -> PartyStatus:

@@ -179,12 +179,7 @@ class FeedStore:
         return length
 
     def begin_at(
-        self,
-        cuts: Beginnings,
-        about: Mapping[str, bytes] | None = None,
-        kind: FeedKind = "data",
-        *,
-        back: bool = False,
+        self, cuts: Beginnings, about: Mapping[str, bytes] | None = None, kind: FeedKind = "data", *, back: bool = False
     ) -> None:
         """Let feeds begin at a length, after the block with a link; durable on return, with entries of `about`.
 
@@ -202,10 +197,7 @@ class FeedStore:
                     continue
                 follows = not earlier and base <= held.length and self._link_before(held, base) == base_link
                 row = replace(held.row, base=base, base_link=base_link)
-                if not follows:
-                    truncation.drop_all(self._db, row)
-                truncation.save_beginning(self._db, row)
-                self._rows[key] = row
+                self._rows[key] = truncation.begin(self._db, row, empty=not follows)
                 self._held.pop(key, None)
             self.set_about(about or {})
 

@@ -34,6 +34,14 @@ def save_beginning(db: Database, row: FeedRow) -> None:
     db.execute("UPDATE feeds SET base = ?, base_link = ?, seal = ? WHERE no = ?", (base, base_link, seal, no))
 
 
+def begin(db: Database, row: FeedRow, *, empty: bool) -> FeedRow:
+    """Let a feed begin at `row.base`, without any blocks where it is to be `empty`."""
+    if empty:
+        drop_all(db, row)
+    save_beginning(db, row)
+    return row
+
+
 def drop_end(db: Database, row: FeedRow, seq: int) -> int:
     """Blocks of a feed from the last head at or below `seq` on; returns the length that stays."""
     if row.own:
