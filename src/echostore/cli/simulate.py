@@ -14,9 +14,10 @@ from echostore.kernel.errors import StorageFailed, UsageError
 if TYPE_CHECKING:
     from echostore.testing.epoch_world import EpochWorld
     from echostore.testing.network import Faults
+    from echostore.testing.real_epoch_world import RealEpochWorld
     from echostore.testing.world import World
 
-    Replayed = World | EpochWorld
+    Replayed = World | EpochWorld | RealEpochWorld
 
 app = App(
     name="simulate",
@@ -24,6 +25,7 @@ app = App(
         "echostore simulate --seed 7 --peers 3 --seconds 60",
         "echostore simulate --runs 100 --history worst.jsonl --json",
         "echostore simulate --peers 7 --epochs 20 --seed 7",
+        "echostore simulate --real --peers 4 --epochs 4 --runs 10",
     ),
 )
 
@@ -66,6 +68,7 @@ def simulate(
     epochs: Annotated[int, Parameter(validator=validators.Number(gte=0, lte=1000))] = 0,
     loss: _Probability = None,
     duplication: _Probability = None,
+    real: Annotated[bool, FLAG] = False,
     no_partitions: Annotated[bool, FLAG] = False,
     no_crashes: Annotated[bool, FLAG] = False,
     history: Path | None = None,
@@ -94,6 +97,8 @@ def simulate(
         Part of the messages that are lost.
     duplication
         Part of the messages that come twice.
+    real
+        With `--epochs`: peers with real stores, signatures, sessions and folds, in a temporary folder. Slower, and they find more.
     no_partitions
         Leave partitions out.
     no_crashes
@@ -108,6 +113,8 @@ def simulate(
         raise UsageError(
             "a simulation of epochs has no --seconds, --loss or --duplication", next_step="Leave these options out."
         )
+    if real and not epochs:
+        raise UsageError("real peers are simulated with epochs", next_step="Give --epochs 4 too.")
     if epochs and peers > EPOCH_PEERS_MAX:
         raise UsageError(f"a simulation of epochs has at most {EPOCH_PEERS_MAX} peers")
     if history is not None:
@@ -120,7 +127,8 @@ def simulate(
     ):
         for number in range(runs):
             if epochs:
-                world, record = _run_epochs(
+                run_epochs = _run_real if real else _run_epochs
+                world, record = run_epochs(
                     seed + number, peers, epochs, partitions=not no_partitions, crashes=not no_crashes
                 )
             else:
@@ -188,7 +196,6 @@ def _run(
 def _run_epochs(
     seed: int, peers: int, epochs: int, *, partitions: bool, crashes: bool
 ) -> "tuple[EpochWorld, dict[str, Any]]":
-    from echostore.testing.checker import check_events
     from echostore.testing.epoch_world import EpochWorld
     from echostore.testing.world import NotSettled
 
@@ -198,9 +205,34 @@ def _run_epochs(
         world.run()
     except NotSettled:
         agreed = False
+    return world, _epochs_record(world, peers, agreed=agreed)
+
+
+def _run_real(
+    seed: int, peers: int, epochs: int, *, partitions: bool, crashes: bool
+) -> "tuple[RealEpochWorld, dict[str, Any]]":
+    from tempfile import TemporaryDirectory
+
+    from echostore.testing.real_epoch_world import RealEpochWorld
+    from echostore.testing.world import NotSettled
+
+    agreed = True
+    with TemporaryDirectory(prefix="echostore-simulate-") as folder:
+        world = RealEpochWorld(Path(folder), seed, peers=peers, epochs=epochs, partitions=partitions, crashes=crashes)
+        try:
+            with world:
+                world.run()
+        except NotSettled:
+            agreed = False
+    return world, _epochs_record(world, peers, agreed=agreed)
+
+
+def _epochs_record(world: "EpochWorld | RealEpochWorld", peers: int, *, agreed: bool) -> dict[str, Any]:
+    from echostore.testing.checker import check_events
+
     report = check_events(world.history)
-    return world, {
-        "seed": seed,
+    return {
+        "seed": world.seed,
         "peers": len(world.nodes),
         "joined_late": len(world.nodes) - peers,
         "events": report.events,
