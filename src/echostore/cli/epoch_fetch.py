@@ -1,15 +1,25 @@
 """`echostore epoch fetch`: the snapshot of one epoch, from members that kept it."""
 
-from typing import Annotated
+import time
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from echostore.cli.epoch_gc import app
+from echostore.cli.moments import parse_duration_s
 from echostore.cli.opening import party_key, writing
 from echostore.cli.options import IN_PARTY, InParty, examples
-from echostore.cli.output import Output, counted
+from echostore.cli.output import Output, counted, if_interrupted
+from echostore.kernel.errors import TimedOut
+
+if TYPE_CHECKING:
+    from echostore.kernel.ids import PartyKey
+    from echostore.peer.peer import Peer
 
 __all__ = ["app"]
+
+TELL_S = 1.0
+"""How often is told what is waited for."""
 
 
 @app.command(
@@ -20,6 +30,7 @@ def fetch(
     /,
     *,
     from_: Annotated[str | None, Parameter(name="--from")] = None,
+    timeout: str = "30s",
     options: InParty = IN_PARTY,
 ) -> None:
     """Get the snapshot of one epoch, so that its moment can be read here.
@@ -33,12 +44,39 @@ def fetch(
         Counts from 1.
     from_
         Address (host:port) of a member to connect to; not needed for what is here already.
+    timeout
+        How long nothing may come: 30s, 5m.
     """
     output = Output.of(options)
-    with writing(options) as peer:
+    patience_s = parse_duration_s(timeout)
+    left = "What came is kept; the next try goes on from there."
+    with writing(options) as peer, if_interrupted(left):
         key = party_key(peer, options.party)
-        fetched = peer.epochs(key).fetch(number, address=from_)
+        epochs = peer.epochs(key)
+        device = epochs.reach(number, address=from_)
+        _await(output, peer, key, number, device, patience_s)
+        output.note(f"asking for epoch {number}")
+        fetched = epochs.fetch(number, timeout_s=patience_s)
         record = {"party": key.hex(), "epoch": fetched.epoch, "items": fetched.items, "fetched": fetched.blobs}
         output.document(
             record, f"epoch {fetched.epoch}: {counted(fetched.items, 'item')}, {counted(fetched.blobs, 'blob')} came"
         )
+
+
+def _await(
+    output: Output, peer: "Peer", party: "PartyKey", number: int, device: bytes | None, patience_s: float
+) -> None:
+    """Until the party's control feeds have told of an epoch. That there is none is known only when they are here."""
+    epochs = peer.epochs(party)
+    best, moved = -1, time.monotonic()
+    while not epochs.hear_of(number, device=device, timeout_s=min(TELL_S, patience_s)):
+        progress = peer.network.progress(party)
+        if progress.held > best:
+            best, moved = progress.held, time.monotonic()
+        elif time.monotonic() - moved > patience_s:
+            raise TimedOut(
+                f"what the party's members say of epoch {number} did not come in {patience_s:g} s",
+                unchanged="What came is kept; the next try goes on from there.",
+                next_step="Connect to another member, or give it more time with --timeout.",
+            )
+        output.note(f"waiting for what members say: {progress.held:,} of {progress.known:,} known blocks held")

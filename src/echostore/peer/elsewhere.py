@@ -32,6 +32,10 @@ class Elsewhere:
         """A feed is known to be this long, whoever holds it."""
         self._announced[feed] = max(self._announced.get(feed, 0), length)
 
+    def devices(self) -> set[bytes]:
+        """Who has said what it holds."""
+        return set(self._held)
+
     def feeds(self) -> set[bytes]:
         """Feeds that anyone said anything of."""
         return set(self._announced).union(*self._held.values())

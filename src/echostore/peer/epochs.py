@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from echostore.kernel.errors import Corrupt, NotFound, Refused, TimedOut, UsageError
+from echostore.kernel.errors import Corrupt, NotFound, Refused, UsageError
 from echostore.kernel.ids import Cid, IdentityKey, created_item_id, feed_id
 from echostore.kernel.items.discarding import LeftOut
 from echostore.kernel.party.credentials import ChildParty, EpochDispute, EpochGenesis, TimeframeEntry
@@ -31,7 +31,6 @@ from echostore.wire.tree_nodes import IndexNode, large_item_cids
 from echostore.wire.tree_reader import TreeReader
 
 if TYPE_CHECKING:
-    from echostore.mesh.blob_exchange import Follow
     from echostore.peer.bootstrap import Fetched
     from echostore.peer.epoch_gc import Freed
     from echostore.peer.party import Party
@@ -123,47 +122,26 @@ class Epochs:
         self._check_whole()
         return plan_gc(self._party) if dry_run else run_gc(self._party)
 
-    def fetch(self, number: int, *, address: str | None = None) -> "Fetched":
-        """Get an epoch's snapshot, whole, from members that are connected; `address` names one to connect to."""
-        from echostore.peer.bootstrap import Fetched, fetch_epoch
+    def fetch(self, number: int, *, address: str | None = None, timeout_s: float = 30.0) -> "Fetched":
+        """Get an epoch's snapshot, whole, from members that are connected; `address` names one to connect to.
 
-        number = _checked_number(number)
-        party, peer = self._party, self._party.peer
-        if address is not None:
-            peer.connect(address)
-        damage = party.runtime.processor.damage
-        if damage is not None and damage.name.number == number:
-            return self._mended(number)
-        came = 0
+        `timeout_s` is how long nothing may come.
+        """
+        from echostore.peer.epoch_by_number import fetch
 
-        def get(cids: list[Cid], follow: "Follow | None" = None) -> None:
-            nonlocal came
-            assert party.runtime.blobs is not None
-            if follow is not None or party.runtime.blobs.missing(cids):
-                came += peer.network.fetch(party.key, cids, follow=follow)
+        return fetch(self._party, _checked_number(number), address=address, timeout_s=timeout_s)
 
-        base = fetch_epoch(party, number, get)
-        return Fetched(number, items_counted(party.runtime, base.root), came)
+    def reach(self, number: int, *, address: str | None = None) -> bytes | None:
+        """Connect to a member for `hear_of`; Unreachable when there is nobody who could tell of an epoch."""
+        from echostore.peer.epoch_by_number import reach
 
-    def _mended(self, number: int) -> "Fetched":
-        """Fetch what is lost of the epoch that this peer stands on, and stand on it again."""
-        from echostore.peer.bootstrap import Fetched
+        return reach(self._party, _checked_number(number), address)
 
-        party, peer = self._party, self._party.peer
-        blobs = party.runtime.blobs
-        assert blobs is not None
-        before = sum(1 for _ in blobs.list()) if not blobs.broken else 0
-        why = peer.network.bootstraps.mend(party)
-        if why:
-            raise TimedOut(
-                why,
-                unchanged="What came is kept; the next try goes on from there.",
-                next_step="Connect to a member that has it, with --from HOST:PORT.",
-            )
-        with party.reading() as runtime:
-            base = runtime.processor.base
-            assert base is not None
-            return Fetched(base.name.number, base.root.item_count, max(0, sum(1 for _ in blobs.list()) - before))
+    def hear_of(self, number: int, *, device: bytes | None = None, timeout_s: float) -> bool:
+        """Wait until an epoch is known here; False when the time is up first. `device` is who must have been heard."""
+        from echostore.peer.epoch_by_number import hear_of
+
+        return hear_of(self._party, number, device, timeout_s)
 
     def _check_whole(self) -> None:
         """Nothing is declared or deleted while what the party stands on is lost here."""
