@@ -1,6 +1,6 @@
 """`view open LOCATOR --from ADDRESS`: whatever is wrong is told in one line, with a status of its own (DESIGN 6, 13)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from echostore.mesh.blob_exchange import Unavailable
 from echostore.peer import bootstrap
 from echostore.peer.bootstrap import Bootstraps
 from echostore.peer.epochs import Epochs
+from echostore.peer.party import Party
 from echostore.peer.peer import Peer
 from network_peers import address, peers
 
@@ -25,12 +26,13 @@ def patient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 class Away:
     """Ann has a view in an epoch; bob's device was admitted, and has nothing of it."""
 
-    def __init__(self, folder: Path, ann: Peer) -> None:
+    def __init__(self, folder: Path, ann: Peer, fill: Callable[[Party, Any], None] = lambda trip, view: None) -> None:
         self.folder = folder
         self.ann, self.trip = ann, ann.create_party("Trip")
         ann.view_classes.register("planner")
         self.view = self.trip.create_view("planner", "Plan")
         self.trip.create(type="task", parent=self.view)
+        fill(self.trip, self.view)
         Epochs(self.trip).create()
         with echostore.open(folder / "bob", name="bob", background=False) as bob:
             self.identity = bob.identity
@@ -135,3 +137,30 @@ def test_a_member_that_vanishes_midway(away: Away, monkeypatch: pytest.MonkeyPat
     status, said = away.open(away.view.locator)
     assert len(asked) > 1
     assert (status, "came from nobody" in said, "--from" in said) == (5, True, True), said
+
+
+def fill(trip: Party, view: Any) -> None:
+    """Items in items, one that was moved, one that is embedded and has its home elsewhere, and a deleted one."""
+    parents = [view]
+    for n in range(12):
+        parents.append(trip.create(type="task", parent=parents[n // 2], n=n))
+    outside = trip.create(type="album", n=100)
+    trip.create(type="photo", parent=outside, n=101)
+    outside.embed_in(parents[3])
+    parents[-1].move(view)
+    parents[5].delete()
+
+
+def test_it_looks_as_it_does_at_home(tmp_path: Path) -> None:
+    with peers(tmp_path, "ann") as (ann,):
+        away = Away(tmp_path, ann, fill)
+        home = Cli(tmp_path / "ann", tmp_path / "state")
+        far = ("view", "open", away.view.locator, "--from", address(ann))
+        shown = away.echo(*far, "--json").ok()
+        assert shown.err == "", "what the command did not wait for is no matter of its reader"
+        here = home("view", "open", away.view.locator, "--json").ok().json()
+        assert (here.pop("epoch"), shown.json()["epoch"]) == (None, 1)
+        assert {**shown.json(), "epoch": 0} == {**here, "epoch": 0}
+        told = away.echo(*far).ok().out.splitlines()
+        assert told == [*home("view", "open", away.view.locator).ok().out.splitlines(), "as of epoch 1"]
+        assert any("↪ album" in line for line in told)

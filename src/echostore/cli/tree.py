@@ -1,17 +1,19 @@
 """The tree of items as rows in drawing order, and as a drawing. Rows and no nesting: trees may be deeper than stacks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from echostore.cli.opening import item_id
 from echostore.cli.output import Column
 from echostore.cli.values import one_line, short, shown, to_json
 from echostore.kernel.errors import ModelFailed
+from echostore.kernel.ids import ItemId, item_text
 
 if TYPE_CHECKING:
     from echostore.kernel.items.record import ItemRecord
     from echostore.peer.items import Item
     from echostore.peer.party import Party
+    from echostore.peer.view_reading import Places
 
 SUMMARY_WIDTH = 70
 """Characters of values in a line of the drawing."""
@@ -40,19 +42,7 @@ def nodes(
     waiting.reverse()
     while waiting:
         item, depth, parent, embedded, last = waiting.pop()
-        record = item._record()
-        yield {
-            "item": item_id(item),
-            "parent": parent,
-            "depth": depth,
-            "embedded": embedded,
-            "deleted": item.deleted,
-            "model": record.genesis.model,
-            "type": record.genesis.type,
-            "name": record.name,
-            "last": last,
-            "summary": summary(record),
-        }
+        yield _row(item._record(), parent, depth, embedded=embedded, last=last)
         # What is embedded here has its home elsewhere, and is drawn in full there.
         if embedded or (depth_max is not None and depth + 1 >= depth_max):
             continue
@@ -62,6 +52,34 @@ def nodes(
         for at in range(len(below) - 1, -1, -1):
             child = below[at]
             waiting.append((child, depth + 1, here, child.id not in home, at == len(below) - 1))
+
+
+def nodes_of(top: ItemId, records: "Mapping[ItemId, ItemRecord]", places: "Places") -> Iterator[dict[str, Any]]:
+    """The same of records that were read without their party."""
+    waiting: list[tuple[ItemId, int, str | None, bool, bool]] = [(top, 0, None, False, True)]
+    while waiting:
+        item, depth, parent, embedded, last = waiting.pop()
+        yield _row(records[item], parent, depth, embedded=embedded, last=last)
+        below = list(places.get(item, {}).items()) if not embedded else []
+        here = item_text(item)
+        for at in range(len(below) - 1, -1, -1):
+            child, guest = below[at]
+            waiting.append((child, depth + 1, here, guest, at == len(below) - 1))
+
+
+def _row(record: "ItemRecord", parent: str | None, depth: int, *, embedded: bool, last: bool) -> dict[str, Any]:
+    return {
+        "item": item_text(record.item),
+        "parent": parent,
+        "depth": depth,
+        "embedded": embedded,
+        "deleted": record.deleted,
+        "model": record.genesis.model,
+        "type": record.genesis.type,
+        "name": record.name,
+        "last": last,
+        "summary": summary(record),
+    }
 
 
 def draw(records: Iterator[dict[str, Any]], *, title: str | None) -> Iterator[str]:

@@ -8,7 +8,7 @@ from cyclopts import App, Parameter
 from echostore.cli.opening import find_item, item_id, open_party, reading, writing
 from echostore.cli.options import IN_PARTY, LISTING_IN_PARTY, InParty, ListingInParty, Name, examples
 from echostore.cli.output import Column, Form, Output
-from echostore.cli.tree import draw, nodes, summary
+from echostore.cli.tree import draw, nodes, nodes_of
 from echostore.cli.values import one_line, short, to_json
 from echostore.kernel.errors import NotFound, Refused, TimedOut, UsageError
 from echostore.kernel.ids import KEY_BYTES, item_from_text, item_text
@@ -16,7 +16,9 @@ from echostore.kernel.models.property_set import PropertySet
 from echostore.kernel.values import parse_locator
 
 if TYPE_CHECKING:
+    from echostore.kernel.ids import ItemId
     from echostore.kernel.items.record import ItemRecord
+    from echostore.peer.view_reading import Places
 
 LOOK_S = 0.1
 """How often a command that waits for a view looks for it."""
@@ -81,7 +83,7 @@ def open_view(
         _open_from(view, from_, options, output)
         return
     with reading(options) as peer:
-        _show(output, find_item(peer, options, view))
+        _show(output, find_item(peer, options, view), epoch=None)
 
 
 def _show(output: Output, found: Any, **more: Any) -> None:
@@ -121,7 +123,8 @@ def _open_from(view: str, address: str, options: InParty, output: Output) -> Non
             if early and control_settled(party) and believable(party.runtime) is not None:
                 try:
                     reader = peer.network.bootstraps.early(party, timeout_s=PATIENCE_S)
-                    _show_early(output, view, reader.base.name.number, list(reader.view(wanted).values()))
+                    places: Places = {}
+                    _show_early(output, view, reader.base.name.number, reader.view(wanted, places), places)
                     return
                 except NotFound:
                     early = False  # it is younger than the epoch
@@ -165,10 +168,12 @@ def _title(fields: dict[str, Any]) -> str:
     return "  ".join(one_line(str(fields[name])) for name in ("view_class", "display_name"))
 
 
-def _show_early(output: Output, view: str, epoch: int, records: "list[ItemRecord]") -> None:
-    top = records[0]
+def _show_early(output: Output, view: str, epoch: int, records: "dict[ItemId, ItemRecord]", places: "Places") -> None:
+    """The same of what an epoch has of it."""
+    top = next(iter(records.values()))
     _check_view(top)
     values = top.values()
+    rows = list(nodes_of(top.item, records, places))
     fields = {
         "item": item_text(top.item),
         "inception_key": top.genesis.inception_key.hex(),
@@ -177,16 +182,10 @@ def _show_early(output: Output, view: str, epoch: int, records: "list[ItemRecord
         "locator": view,
         "epoch": epoch,
         "value": to_json(values),
-        "items": [item_text(record.item) for record in records],
+        "items": [row["item"] for row in rows],
     }
-    lines = [_title(fields), view]
-    lines += [_line(record) for record in records]
+    lines = [_title(fields), view, *draw(iter(rows), title=None)]
     output.document(fields, [*lines, f"as of epoch {epoch}"])
-
-
-def _line(record: "ItemRecord") -> str:
-    label = one_line(record.genesis.type or record.genesis.model)
-    return f"{label} {short(item_text(record.item))}  {summary(record)}".rstrip()
 
 
 def _fields(view: Any) -> dict[str, Any]:

@@ -387,6 +387,8 @@ class Bootstraps:
                 else:
                     self._one(party)
             except EchoError as error:
+                if isinstance(error, Closed) and self._closing.is_set():
+                    continue  # who closes the peer has what it came for
                 _log.warning("a party could not start from its epoch", extra={"party": key.hex(), "why": str(error)})
             finally:
                 if not mending:

@@ -9,7 +9,7 @@ from echostore.kernel.items.record import ItemRecord
 from echostore.kernel.party.epoch_chain import Epoch
 from echostore.kernel.snapshot import TreeTop
 from echostore.peer.epoch_fetching import Fetch, fetch_heads, item_chunks
-from echostore.peer.view_reading import view_states
+from echostore.peer.view_reading import Places, view_states
 from echostore.wire.base_epoch import BaseEpoch, BaseName
 from echostore.wire.items import is_deleted
 from echostore.wire.placements import PlacementReader
@@ -40,12 +40,12 @@ class EarlyReader:
             raise NotFound(f"item {item_text(item)[:8]} is not in epoch {self.base.name.number}")
         return record
 
-    def view(self, name: "ItemId | bytes") -> dict[ItemId, ItemRecord]:
+    def view(self, name: "ItemId | bytes", places: Places | None = None) -> dict[ItemId, ItemRecord]:
         """A view by its inception key or its item, with all that hangs below it or is embedded in it; no deleted items.
 
         Only what leads there is fetched, several blobs at a time; of an epoch without placements, all pages are.
         """
-        states = view_states(self.base.root, self._get, name, self._ahead, is_deleted)
+        states = view_states(self.base.root, self._get, name, self._ahead, is_deleted, places)
         if states is None:
             raise NotFound(f"no view {bytes(name).hex()[:8]} is in epoch {self.base.name.number}")
         self._fetch([Cid(cid) for state in states.values() for cid in state.state_cids])

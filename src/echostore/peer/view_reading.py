@@ -29,6 +29,9 @@ from echostore.wire.tree_reader import TreeReader
 
 States = dict[ItemId, pb.ItemState]
 
+Places = dict[ItemId, dict[ItemId, bool]]
+"""What stands at each place of a view, in the order of ids, and whether it is embedded there and has its home elsewhere."""
+
 Ahead = Callable[["TreeReader | PlacementReader", Iterable[str]], None]
 """Gets the nodes of a tree that lead to keys beginning with some nibbles, before they are read."""
 
@@ -52,17 +55,18 @@ def view_states(
     name: ItemId | bytes,
     ahead: Ahead = nothing_ahead,
     left_out: LeftOut = nothing_left_out,
+    places: Places | None = None,
 ) -> States | None:
     """A view by its item or its inception key, itself first, with all that hangs below it or is embedded in it.
 
-    None when it is not in the snapshot. One that is left out is found by its item only.
+    None when it is not in the snapshot. One that is left out is found by its item only. `places` is told what stands where.
     """
     moves = decode_moves(get(root.tree), get)
     items = TreeReader(root.index_root, get)
     if root.placements is None:
         ahead(items, [""])
-        return view_among(dict(items.items()), moves, name, left_out)
-    return _ViewReader(items, PlacementReader(root.placements, get), ahead, left_out).read(moves, name)
+        return view_among(dict(items.items()), moves, name, left_out, places)
+    return _ViewReader(items, PlacementReader(root.placements, get), ahead, left_out).read(moves, name, places)
 
 
 def view_among(
@@ -70,6 +74,7 @@ def view_among(
     moves: Iterable[TreeMove],
     name: ItemId | bytes,
     left_out: LeftOut = nothing_left_out,
+    places: Places | None = None,
 ) -> States | None:
     """The same, of the states of all items."""
     top = _named(states.values(), name, left_out)
@@ -81,7 +86,16 @@ def view_among(
         for parent in (tree.home(item), *tree.embeddings(item)):
             below.setdefault(parent, []).append(item)
     here = {place: [item for item in items if not left_out(states[item])] for place, items in below.items()}
-    return {item: states[item] for item in _closure(top, lambda places: {each: here.get(each, []) for each in places})}
+    found = {item: states[item] for item in _closure(top, lambda level: {each: here.get(each, []) for each in level})}
+    _tell_places(places, tree, {place: here.get(place, []) for place in found})
+    return found
+
+
+def _tell_places(places: Places | None, tree: Tree, here: Mapping[ItemId, Iterable[ItemId]]) -> None:
+    if places is not None:
+        places.update(
+            {place: {item: tree.home(item) != place for item in sorted(items)} for place, items in here.items()}
+        )
 
 
 def _named(states: Iterable[pb.ItemState], name: ItemId | bytes, left_out: LeftOut) -> ItemId | None:
@@ -116,7 +130,7 @@ class _ViewReader:
         self._here: dict[ItemId, list[ItemId]] = {}
         """What is at the places of the view."""
 
-    def read(self, moves: list[TreeMove], name: ItemId | bytes) -> States | None:
+    def read(self, moves: list[TreeMove], name: ItemId | bytes, places: Places | None) -> States | None:
         top = self._find(name)
         if top is None:
             return None
@@ -127,7 +141,10 @@ class _ViewReader:
                 self._brought.setdefault(home, []).append(item)
         self._load(_closure(top, self._below))
         self._check()
-        return {item: state for item in _closure(top, self._wanted) if (state := self._states[item]) is not None}
+        found = {item: state for item in _closure(top, self._wanted) if (state := self._states[item]) is not None}
+        wanted = self._wanted(list(found))
+        _tell_places(places, self._tree, {place: found.keys() & set(items) for place, items in wanted.items()})
+        return found
 
     def _find(self, name: ItemId | bytes) -> ItemId | None:
         if len(name) == ITEM_ID_BYTES:
