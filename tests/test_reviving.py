@@ -276,7 +276,7 @@ def test_the_command_line_revives(tmp_path: Path) -> None:
     gone = cli("item", "create", "property-set", "title=Tickets", "--json").ok().json()["item"]
     cli("item", "delete", gone, "--yes").ok()
     assert cli("party", "revive", gone).status == 4
-    cli("epoch", "create", "--discard-before", "now").ok()
+    cli("epoch", "create", "--discard-before", "now", "--yes").ok()
     would = cli("party", "revive", gone, "--dry-run", "--json").ok().json()
     assert (would["item"], would["dry_run"], would["old"]) == (None, True, gone)
     assert "Tickets" not in cli("item", "tree").ok().out
@@ -292,7 +292,7 @@ def test_the_command_line_revives_through_the_running_service(tmp_path: Path) ->
         gone = ann.cli("item", "create", "property-set", "title=Tickets", "--json").ok().json()["item"]
         ann.cli("epoch", "create").ok()
         ann.cli("item", "delete", gone, "--yes").ok()
-        ann.cli("epoch", "create", "--discard-before", "now").ok()
+        ann.cli("epoch", "create", "--discard-before", "now", "--yes").ok()
         let_in(ann, party, bob)
         agreed(party, ann.cli, bob.cli)
         ran = bob.cli("party", "revive", gone)

@@ -181,7 +181,7 @@ def test_every_writing_command_works_beside_serve(tmp_path: Path) -> None:
         names["fourth"] = fourth = cli("party", "create", "Fourth", "--json").ok().json()["party"]
         names["gone"] = gone = cli("item", "create", "text", "x", "-p", fourth, "--json").ok().json()["item"]
         cli("item", "delete", gone, "--yes", "-p", fourth).ok()
-        cli("epoch", "create", "--discard-before", "now", "-p", fourth).ok()
+        cli("epoch", "create", "--discard-before", "now", "--yes", "-p", fourth).ok()
         names |= {"stranger": "ab" * 32, "ticket": elsewhere["ticket"], "car": str(tmp_path / "second.car")}
         for path, line in WRITING.items():
             if path == ("party", "import"):

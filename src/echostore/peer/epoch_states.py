@@ -131,7 +131,8 @@ class EpochStates:
             runtime = self._party.runtime
             standing = runtime.processor.base
             if standing is not None and standing.name.genesis == name and not anew:
-                return standing
+                # Opened beside it: what a fold misses is made again, and says nothing about the live party.
+                return BaseEpoch(standing.name, self._stored, runtime.processor.factory)
             genesis = self._declared(name)
             here = genesis is not None and runtime.blobs is not None and not anew
             opened = _opened(runtime, genesis, name) if here and genesis is not None else None
