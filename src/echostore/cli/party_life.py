@@ -171,7 +171,10 @@ def export(party: str, file: Path, /, *, options: Options = OPTIONS) -> None:
         "blocks": done.blocks,
         "blobs": done.blobs,
         "snapshot": done.cid,
+        "epoch": done.epoch,
     }
+    if done.epoch is not None:
+        output.note(f"the history below is not here: the file begins at epoch {done.epoch}")
     output.note(f"{counted(done.blocks, 'block')} of {counted(done.feeds, 'feed')}, {size(done.bytes)}")
     output.document(fields, str(done.path))
 

@@ -3,6 +3,8 @@
     roots    Manifest, state root
     blocks   the snapshot's blobs, chunks of feed blocks that end at signed heads, the two roots
 
+A peer that deleted its history writes what it has: the epoch that the party stands on and what came after (`archived_start`).
+
 Importing trusts nothing: every blob is checked against its CID, every chunk against its feed's links and signature,
 and in the end the state that the feeds give must have the CID that the file claims.
 """
@@ -15,10 +17,11 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
-from echostore.kernel.errors import Compacted, Corrupt, Refused, StorageFailed, UsageError
+from echostore.kernel.errors import Corrupt, Refused, StorageFailed, UsageError
 from echostore.kernel.feed import Head
 from echostore.kernel.ids import KEY_BYTES, Cid, FeedKey, Link, PartyKey
 from echostore.kernel.limits import BLOB_BYTES_MAX
+from echostore.peer.archived_start import Start, Starting
 from echostore.peer.party import Party
 from echostore.store.feed_store import FeedStore, Ingested
 from echostore.store.meta_store import KnownParty, PartyState
@@ -31,7 +34,8 @@ from echostore.wire.signing import verify
 if TYPE_CHECKING:
     from echostore.peer.peer import Peer
 
-FORMAT_VERSION = 1
+FORMAT_VERSION, TRUNCATED_VERSION = 1, 2
+"""Of files with the whole history, and of those that begin at an epoch: who knows only the first refuses these."""
 CHUNK_BYTES = BLOB_BYTES_MAX // 2
 """Blocks of one chunk, unless a single append is larger."""
 
@@ -49,6 +53,8 @@ class Exported:
     blocks: int
     blobs: int
     cid: str
+    epoch: int | None = None
+    """The epoch that the file begins at; None where it has the whole history."""
 
 
 def export_party(party: Party, path: Path, progress: Progress | None = None) -> Exported:
@@ -58,16 +64,16 @@ def export_party(party: Party, path: Path, progress: Progress | None = None) -> 
         raise Refused(f"{target} exists already", next_step="Choose another name or remove it.")
     partial = target.with_name(target.name + ".partial")
     with party.lock:
-        if any(held.base for held in party.runtime.feeds.feeds()):
-            raise Compacted(
-                "this peer holds the party from an epoch on, and a file carries it from its beginning",
-                next_step="Export it on a member that kept its history.",
-            )
+        truncated = any(held.base for held in party.runtime.feeds.feeds())
+        start = Start(party) if truncated else None
         snapshot = party.snapshot()
-        manifest, total = _manifest(party, cid_from_text(snapshot.cid))
+        manifest, total = _manifest(party, cid_from_text(snapshot.cid), start)
         manifest_bytes = manifest.SerializeToString(deterministic=True)
         roots = [cid_of(manifest_bytes, PROTOBUF), cid_from_text(snapshot.cid)]
-        reachable = list(dict.fromkeys(snapshot_blobs(snapshot.root, snapshot.blob)))
+        begins = () if start is None else start.blobs()
+        reachable = [
+            cid for cid in dict.fromkeys([*snapshot_blobs(snapshot.root, snapshot.blob), *begins]) if cid not in roots
+        ]
 
         def blocks() -> Iterator[tuple[Cid, bytes]]:
             yield roots[0], manifest_bytes
@@ -76,7 +82,7 @@ def export_party(party: Party, path: Path, progress: Progress | None = None) -> 
                 yield cid, snapshot.blob(cid)
             done = 0
             for feed in manifest.feeds:
-                for data, count in _chunks(party.runtime.feeds, FeedKey(feed.key), feed.length):
+                for data, count in _chunks(party.runtime.feeds, FeedKey(feed.key), feed.start, feed.length):
                     yield from _pieces(data)
                     done += count
                     if progress:
@@ -92,7 +98,9 @@ def export_party(party: Party, path: Path, progress: Progress | None = None) -> 
             raise StorageFailed(f"{target} can't be written: {error.strerror}") from error
         finally:
             partial.unlink(missing_ok=True)
-    return Exported(target, written, len(manifest.feeds), total, len(reachable) + 2, snapshot.cid)
+    return Exported(
+        target, written, len(manifest.feeds), total, len(reachable) + 2, snapshot.cid, start.number if start else None
+    )
 
 
 def import_party(peer: "Peer", path: Path, progress: Progress | None = None) -> Party:
@@ -145,10 +153,11 @@ def _own_state(party: Party, claimed: str) -> str:
     return unplaced if claimed == unplaced else snapshot.cid
 
 
-def _manifest(party: Party, state_root: Cid) -> tuple[pb.Manifest, int]:
+def _manifest(party: Party, state_root: Cid, begins: Start | None) -> tuple[pb.Manifest, int]:
     feeds = party.runtime.feeds
     manifest = pb.Manifest(
-        format_version=FORMAT_VERSION,
+        format_version=FORMAT_VERSION if begins is None else TRUNCATED_VERSION,
+        start=None if begins is None else begins.record,
         party=party.key,
         title=party.title,
         genesis_feed=feeds.about("genesis_feed") or b"",
@@ -158,18 +167,19 @@ def _manifest(party: Party, state_root: Cid) -> tuple[pb.Manifest, int]:
     total = 0
     for held in sorted(feeds.feeds(), key=lambda held: (held.kind, held.key)):
         if held.length:
+            start = 0 if begins is None else begins.of(held)
             chunks = [
                 pb.ChunkPieces(cids=[cid for cid, _ in _pieces(data)])
-                for data, _ in _chunks(feeds, held.key, held.length)
+                for data, _ in _chunks(feeds, held.key, start, held.length)
             ]
-            manifest.feeds.add(key=held.key, control=held.kind == "control", length=held.length, chunks=chunks)
-            total += held.length
+            control = held.kind == "control"
+            manifest.feeds.add(key=held.key, control=control, length=held.length, chunks=chunks, start=start)
+            total += max(0, held.length - start)
     return manifest, total
 
 
-def _chunks(feeds: FeedStore, key: FeedKey, length: int) -> Iterator[tuple[bytes, int]]:
+def _chunks(feeds: FeedStore, key: FeedKey, start: int, length: int) -> Iterator[tuple[bytes, int]]:
     """Chunks of a feed as bytes, each with its number of blocks."""
-    start = 0
     while start < length:
         found = feeds.range_ending_at_head(key, start, max_bytes=CHUNK_BYTES)
         assert found is not None, (key.hex(), start)
@@ -193,11 +203,13 @@ def _read_manifest(roots: Sequence[Cid], first: tuple[Cid, bytes] | None) -> pb.
         manifest = pb.Manifest.FromString(first[1])
     except DecodeError as error:
         raise Corrupt("the file is not an exported party") from error
-    if manifest.format_version != FORMAT_VERSION:
+    if manifest.format_version not in (FORMAT_VERSION, TRUNCATED_VERSION):
         raise Refused(
-            f"the file has format {manifest.format_version}, this echostore reads {FORMAT_VERSION}",
+            f"the file has format {manifest.format_version}, this echostore reads up to {TRUNCATED_VERSION}",
             next_step="Update echostore.",
         )
+    if manifest.HasField("start") != (manifest.format_version == TRUNCATED_VERSION):
+        raise Corrupt("the file is not an exported party: where it begins is not said")
     if len(manifest.party) != KEY_BYTES or any(len(feed.key) != KEY_BYTES for feed in manifest.feeds):
         raise Corrupt("the file is not an exported party: a key of wrong length")
     return manifest
@@ -226,7 +238,9 @@ class _Intake:
     def __init__(self, party: Party, manifest: pb.Manifest, progress: Progress | None) -> None:
         self._runtime = party.runtime
         self._progress = progress
-        self._total = sum(feed.length for feed in manifest.feeds)
+        self._starting = Starting(party, manifest.start) if manifest.HasField("start") else None
+        self._control_taken = self._epoch_taken = self._starting is None
+        self._total = sum(max(0, feed.length - feed.start) for feed in manifest.feeds)
         self._done = 0
         self._expected = [
             (FeedKey(feed.key), feed.control, [Cid(cid) for cid in chunk.cids])
@@ -241,12 +255,27 @@ class _Intake:
         for cid, data in blocks:
             if cid in self._wanted:
                 self._waiting[cid] = data
+            elif self._starting is not None:
+                self._starting.keep(cid, data)
             while at < len(self._expected) and all(piece in self._waiting for piece in self._expected[at][2]):
+                self._begin(control=self._expected[at][1])
                 self._ingest(*self._expected[at])
                 at += 1
         if at < len(self._expected):
             raise Corrupt(f"a chunk of feed {self._expected[at][0].hex()[:8]} is missing from the file")
+        self._begin(control=False)
         self._runtime.checkpoint()
+
+    def _begin(self, *, control: bool) -> None:
+        """Before the first block of control, and before the first of data, where the file begins at an epoch."""
+        if self._starting is None:
+            return
+        if not self._control_taken:
+            self._control_taken = True
+            self._starting.control()
+        if not control and not self._epoch_taken:
+            self._epoch_taken = True
+            self._starting.epoch()
 
     def _ingest(self, key: FeedKey, control: bool, cids: list[Cid]) -> None:
         runtime = self._runtime

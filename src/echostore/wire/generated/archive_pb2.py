@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\rarchive.proto\x12\techostore\"\xa4\x01\n\x08Manifest\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\r\x12\r\n\x05party\x18\x02 \x01(\x0c\x12\r\n\x05title\x18\x03 \x01(\t\x12\x14\n\x0cgenesis_feed\x18\x04 \x01(\x0c\x12&\n\x05\x66\x65\x65\x64s\x18\x05 \x03(\x0b\x32\x17.echostore.ArchivedFeed\x12\x12\n\nstate_root\x18\x06 \x01(\x0c\x12\x10\n\x08\x63hild_of\x18\x07 \x01(\x0c\"d\n\x0c\x41rchivedFeed\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0f\n\x07\x63ontrol\x18\x02 \x01(\x08\x12\x0e\n\x06length\x18\x03 \x01(\x04\x12&\n\x06\x63hunks\x18\x04 \x03(\x0b\x32\x16.echostore.ChunkPieces\"\x1b\n\x0b\x43hunkPieces\x12\x0c\n\x04\x63ids\x18\x01 \x03(\x0c\"M\n\x05\x43hunk\x12\x11\n\tstart_seq\x18\x01 \x01(\x04\x12\x10\n\x08payloads\x18\x02 \x03(\x0c\x12\x0c\n\x04link\x18\x03 \x01(\x0c\x12\x11\n\tsignature\x18\x04 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\rarchive.proto\x12\techostore\"\xcd\x01\n\x08Manifest\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\r\x12\r\n\x05party\x18\x02 \x01(\x0c\x12\r\n\x05title\x18\x03 \x01(\t\x12\x14\n\x0cgenesis_feed\x18\x04 \x01(\x0c\x12&\n\x05\x66\x65\x65\x64s\x18\x05 \x03(\x0b\x32\x17.echostore.ArchivedFeed\x12\x12\n\nstate_root\x18\x06 \x01(\x0c\x12\x10\n\x08\x63hild_of\x18\x07 \x01(\x0c\x12\'\n\x05start\x18\x08 \x01(\x0b\x32\x18.echostore.ArchivedStart\"2\n\rArchivedStart\x12\x0f\n\x07genesis\x18\x01 \x01(\x0c\x12\x10\n\x08\x65vidence\x18\x02 \x01(\x0c\"s\n\x0c\x41rchivedFeed\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0f\n\x07\x63ontrol\x18\x02 \x01(\x08\x12\x0e\n\x06length\x18\x03 \x01(\x04\x12&\n\x06\x63hunks\x18\x04 \x03(\x0b\x32\x16.echostore.ChunkPieces\x12\r\n\x05start\x18\x05 \x01(\x04\"\x1b\n\x0b\x43hunkPieces\x12\x0c\n\x04\x63ids\x18\x01 \x03(\x0c\"M\n\x05\x43hunk\x12\x11\n\tstart_seq\x18\x01 \x01(\x04\x12\x10\n\x08payloads\x18\x02 \x03(\x0c\x12\x0c\n\x04link\x18\x03 \x01(\x0c\x12\x11\n\tsignature\x18\x04 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,11 +32,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'archive_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_MANIFEST']._serialized_start=29
-  _globals['_MANIFEST']._serialized_end=193
-  _globals['_ARCHIVEDFEED']._serialized_start=195
-  _globals['_ARCHIVEDFEED']._serialized_end=295
-  _globals['_CHUNKPIECES']._serialized_start=297
-  _globals['_CHUNKPIECES']._serialized_end=324
-  _globals['_CHUNK']._serialized_start=326
-  _globals['_CHUNK']._serialized_end=403
+  _globals['_MANIFEST']._serialized_end=234
+  _globals['_ARCHIVEDSTART']._serialized_start=236
+  _globals['_ARCHIVEDSTART']._serialized_end=286
+  _globals['_ARCHIVEDFEED']._serialized_start=288
+  _globals['_ARCHIVEDFEED']._serialized_end=403
+  _globals['_CHUNKPIECES']._serialized_start=405
+  _globals['_CHUNKPIECES']._serialized_end=432
+  _globals['_CHUNK']._serialized_start=434
+  _globals['_CHUNK']._serialized_end=511
 # @@protoc_insertion_point(module_scope)

@@ -29,6 +29,7 @@ class Manifest(_message.Message):
     FEEDS_FIELD_NUMBER: _builtins.int
     STATE_ROOT_FIELD_NUMBER: _builtins.int
     CHILD_OF_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     party: _builtins.bytes
     title: _builtins.str
@@ -41,6 +42,10 @@ class Manifest(_message.Message):
     def feeds(self) -> _containers.RepeatedCompositeFieldContainer[Global___ArchivedFeed]:
         """control feeds first"""
 
+    @_builtins.property
+    def start(self) -> Global___ArchivedStart:
+        """where the history is not whole; format_version is 2 then"""
+
     def __init__(
         self,
         *,
@@ -51,14 +56,41 @@ class Manifest(_message.Message):
         feeds: _abc.Iterable[Global___ArchivedFeed] | None = ...,
         state_root: _builtins.bytes = ...,
         child_of: _builtins.bytes = ...,
+        start: Global___ArchivedStart | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["child_of", b"child_of", "feeds", b"feeds", "format_version", b"format_version", "genesis_feed", b"genesis_feed", "party", b"party", "state_root", b"state_root", "title", b"title"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["child_of", b"child_of", "feeds", b"feeds", "format_version", b"format_version", "genesis_feed", b"genesis_feed", "party", b"party", "start", b"start", "state_root", b"state_root", "title", b"title"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Manifest: _TypeAlias = Manifest  # noqa: Y015
+
+@_typing.final
+class ArchivedStart(_message.Message):
+    """The epoch that the party stands on, whose blobs are in the file: what lies below is not."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENESIS_FIELD_NUMBER: _builtins.int
+    EVIDENCE_FIELD_NUMBER: _builtins.int
+    genesis: _builtins.bytes
+    """hash of its genesis"""
+    evidence: _builtins.bytes
+    """CID of the evidence for a control state, where control feeds begin later too"""
+    def __init__(
+        self,
+        *,
+        genesis: _builtins.bytes = ...,
+        evidence: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evidence", b"evidence", "genesis", b"genesis"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ArchivedStart: _TypeAlias = ArchivedStart  # noqa: Y015
 
 @_typing.final
 class ArchivedFeed(_message.Message):
@@ -68,9 +100,12 @@ class ArchivedFeed(_message.Message):
     CONTROL_FIELD_NUMBER: _builtins.int
     LENGTH_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
     key: _builtins.bytes
     control: _builtins.bool
     length: _builtins.int
+    start: _builtins.int
+    """where its blocks begin in the file"""
     @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChunkPieces]:
         """in order"""
@@ -82,10 +117,11 @@ class ArchivedFeed(_message.Message):
         control: _builtins.bool = ...,
         length: _builtins.int = ...,
         chunks: _abc.Iterable[Global___ChunkPieces] | None = ...,
+        start: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "control", b"control", "key", b"key", "length", b"length"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "control", b"control", "key", b"key", "length", b"length", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
