@@ -8,7 +8,7 @@ import pytest
 
 import echostore
 from cli_process import Cli
-from echostore.kernel.errors import NotFound, TimedOut, Unreachable
+from echostore.kernel.errors import NotFound, Refused, TimedOut, Unreachable
 from echostore.peer.epochs import Epochs
 from echostore.peer.party import Party
 from echostore.peer.peer import Peer
@@ -84,3 +84,22 @@ def test_the_command_says_at_once_that_nobody_is_connected(host: tuple[Peer, Par
     missing = cli("epoch", "fetch", "9", "--from", address(ann))
     assert (missing.status, "no epoch 9" in missing.err) == (3, True), missing
     assert party.key.hex() == told.json()["party"]
+
+
+def test_a_device_that_holds_nothing_is_told_to_connect(host: tuple[Peer, Party, Peer], tmp_path: Path) -> None:
+    _, _, bob = host
+    bob.close()
+    cli = Cli(tmp_path / "bob", tmp_path / "state")
+    for command in (("epoch", "list"), ("status",)):
+        ran = cli(*command).ok()
+        assert "nothing of the party has come yet: connect to a member" in ran.out + ran.err
+        assert "all 0 blocks" not in ran.out
+        assert "epoch create" not in ran.out + ran.err
+
+
+def test_an_epoch_of_what_did_not_change_says_what_to_do(host: tuple[Peer, Party, Peer]) -> None:
+    _, party, _ = host
+    made = Epochs(party).create()  # the guest's admission changed something
+    with pytest.raises(Refused, match=f"nothing has changed since epoch {made.number}") as refused:
+        Epochs(party).create()
+    assert refused.value.next_step

@@ -8,7 +8,7 @@ from cyclopts import App
 
 from echostore.cli.feed import INTEGRITY_BROKEN
 from echostore.cli.moments import parse_moment
-from echostore.cli.opening import looking, open_party, reading, writing
+from echostore.cli.opening import NOTHING_CAME, looking, open_party, reading, writing
 from echostore.cli.options import FLAG, IN_PARTY, LISTING_IN_PARTY, YES, InParty, ListingInParty, examples
 from echostore.cli.output import Column, Output, counted, size
 from echostore.cli.values import iso_ms, short
@@ -180,7 +180,9 @@ def list_epochs(*, options: ListingInParty = LISTING_IN_PARTY) -> None:
         epochs = Epochs(party)
         sizes = epochs.sizes()
         records = [_record(epoch) | {"new_bytes": sizes.get(epoch.number)} for epoch in epochs.all()]
-        output.table("epochs", EPOCHS, records, empty="no epoch yet: echostore epoch create", party=party.key.hex())
+        begun = party.runtime.processor.membership.machine.genesis is not None
+        empty = "no epoch yet: echostore epoch create" if begun else NOTHING_CAME
+        output.table("epochs", EPOCHS, records, empty=empty, party=party.key.hex())
 
 
 @app.command(help_prologue=examples("echostore epoch show 1", "echostore epoch show 2 --party @Trip --json"))

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from echostore.peer.peer import Peer
 
 PASSPHRASE_VARIABLE = "ECHOSTORE_PASSPHRASE"
+NOTHING_CAME = "nothing of the party has come yet: connect to a member, with echostore serve"
+"""Of a party that this device was let into and holds nothing of."""
 NAMED_MAX = 5
 """Candidates that an error about an ambiguous name lists."""
 

@@ -14,7 +14,7 @@ from echostore.cli import (
     party_revive,
 )
 from echostore.cli.feed import INTEGRITY_BROKEN
-from echostore.cli.opening import home_path, looking, open_party, party_key, reading, writing
+from echostore.cli.opening import NOTHING_CAME, home_path, looking, open_party, party_key, reading, writing
 from echostore.cli.options import FLAG, IN_PARTY, LISTING, OPTIONS, InParty, Listing, Options, examples
 from echostore.cli.output import Column, Output, counted, size
 from echostore.cli.values import iso_ms, one_line, short, short_place
@@ -350,8 +350,11 @@ def truth(status: "PartyStatus") -> str:
 
     held, known = sum(feed.held for feed in status.feeds), sum(feed.known for feed in status.feeds)
     waiting = sum(feed.held - feed.processed for feed in status.feeds)
-    parts = [f"all {counted(held, 'block')} held" if held == known else f"{held:,} of {known:,} known blocks held"]
-    parts.append("all processed" if not waiting else f"{waiting:,} not processed")
+    if known:
+        parts = [f"all {counted(held, 'block')} held" if held == known else f"{held:,} of {known:,} known blocks held"]
+        parts.append("all processed" if not waiting else f"{waiting:,} not processed")
+    else:
+        parts = [NOTHING_CAME]
     inside = sum(min(feed.start, feed.held) for feed in status.feeds)
     if inside:
         parts.append(f"{inside:,} of them only as " + ("an epoch" if status.epoch is None else f"epoch {status.epoch}"))

@@ -441,7 +441,10 @@ class Epochs:
         known = self.tally.view(self._identity)  # not on top of what this device itself disputes
         before = known[-1] if known else None
         if before is not None and before.genesis.snapshot == cid:
-            raise Refused(f"nothing has changed since epoch {before.genesis.number}")
+            raise Refused(
+                f"nothing has changed since epoch {before.genesis.number}",
+                next_step="There is nothing to do: that epoch is the state as it is now.",
+            )
         blobs: dict[Cid, bytes] = {}
         cuts = cuts_at(processor, root)
         control = control_at(processor, cuts)
