@@ -42,7 +42,7 @@ def nodes(
     waiting.reverse()
     while waiting:
         item, depth, parent, embedded, last = waiting.pop()
-        yield _row(item._record(), parent, depth, embedded=embedded, last=last)
+        yield _row(item._record(), parent, depth, embedded=embedded, deleted=item.deleted, last=last)
         # What is embedded here has its home elsewhere, and is drawn in full there.
         if embedded or (depth_max is not None and depth + 1 >= depth_max):
             continue
@@ -59,7 +59,7 @@ def nodes_of(top: ItemId, records: "Mapping[ItemId, ItemRecord]", places: "Place
     waiting: list[tuple[ItemId, int, str | None, bool, bool]] = [(top, 0, None, False, True)]
     while waiting:
         item, depth, parent, embedded, last = waiting.pop()
-        yield _row(records[item], parent, depth, embedded=embedded, last=last)
+        yield _row(records[item], parent, depth, embedded=embedded, deleted=records[item].deleted, last=last)
         below = list(places.get(item, {}).items()) if not embedded else []
         here = item_text(item)
         for at in range(len(below) - 1, -1, -1):
@@ -67,13 +67,15 @@ def nodes_of(top: ItemId, records: "Mapping[ItemId, ItemRecord]", places: "Place
             waiting.append((child, depth + 1, here, guest, at == len(below) - 1))
 
 
-def _row(record: "ItemRecord", parent: str | None, depth: int, *, embedded: bool, last: bool) -> dict[str, Any]:
+def _row(
+    record: "ItemRecord", parent: str | None, depth: int, *, embedded: bool, deleted: bool, last: bool
+) -> dict[str, Any]:
     return {
         "item": item_text(record.item),
         "parent": parent,
         "depth": depth,
         "embedded": embedded,
-        "deleted": record.deleted,
+        "deleted": deleted,
         "model": record.genesis.model,
         "type": record.genesis.type,
         "name": record.name,
