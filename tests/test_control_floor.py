@@ -581,6 +581,37 @@ def test_a_sleeper_does_not_unlearn_a_removal(circle: Circle) -> None:
     assert cid(cat) == cid(ann)
 
 
+def test_a_sleeper_does_not_unlearn_an_admission(circle: Circle) -> None:
+    """A state with fewer devices asks for fewer who stand for it: who was removed meanwhile could be its only witness."""
+    ann, cat = circle.party("ann"), circle.party("cat")
+    item = ann.create("property-set", n=0)
+    circle.meet_all()
+    for number in range(1, 5):
+        item["n"] = number
+        agreed_epoch(circle, "ann", "bob")
+    assert run_gc(ann).control_blocks
+    served = Served(ann)
+    true = served.taken_by(cat)
+    bob = circle.peers["bob"].identity
+    for kept in served.state.messages:
+        said = [verify_bytes(raw, ann.key).claim for raw in kept.credentials]
+        keep = [at for at, claim in enumerate(said) if claim is None or bob not in _named(claim.assertion)]
+        positions, credentials = ([of[at] for at in keep] for of in (kept.positions, kept.credentials))
+        kept.positions[:], kept.credentials[:] = positions, credentials
+    for kept in [kept for kept in served.state.messages if not kept.positions]:
+        served.state.messages.remove(kept)
+    data = served.state.SerializeToString(deterministic=True)
+    lie = Floor(read_control_state(data, ann.key), data, true.evidence)
+    with pytest.raises(Refused, match="leaves out something which this device knows of"):
+        stand_on(cat.runtime.processor, lie, cat.runtime.blobs)
+    assert control_base(cat) == 0
+    stand_on(cat.runtime.processor, true, cat.runtime.blobs)
+
+
+def _named(said: object) -> tuple[object, object]:
+    return getattr(said, "member", None), getattr(said, "identity", None)
+
+
 def agreed_over_the_network(party: Party, theirs: Party, item: Any, epochs: int) -> None:
     """Epochs by one, attested by the other, until both stand on the last one."""
     for number in range(epochs):

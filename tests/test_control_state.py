@@ -10,6 +10,7 @@ from echostore.kernel.feed import ForkProof, Head
 from echostore.kernel.ids import NO_LINK, Cid, FeedId, FeedKey, Link, feed_id
 from echostore.kernel.party.compaction import compact, compact_from, is_closed
 from echostore.kernel.party.control_state import ControlState
+from echostore.kernel.party.control_trust import left_out
 from echostore.kernel.party.credentials import (
     ChildParty,
     ControlMessage,
@@ -289,6 +290,18 @@ def test_who_goes_on_from_a_control_state_agrees_with_who_has_all_messages(story
 def test_the_same_for_parties_that_quarrel(story: Story, chance: random.Random) -> None:
     order = causal_shuffle(story.messages, chance)
     check_cut(story, order[: chance.randint(1, len(order))], chance)
+
+
+@given(st.one_of(parties_with_epochs(), quarrels(), stories()), st.randoms(use_true_random=False))
+@settings(max_examples=60)
+def test_a_true_state_leaves_out_nothing_that_counts_for_anybody(story: Story, chance: random.Random) -> None:
+    """Whatever of the messages somebody has: so who finds something left out has been lied to."""
+    order = causal_shuffle(story.messages, chance)
+    below = order[: chance.randint(1, len(order))]
+    state = compact(story.machine(), lengths_of(below))
+    for _ in range(3):
+        order = causal_shuffle(story.messages, chance)
+        assert left_out(state, story.machine(order[: chance.randint(1, len(order))])) is None
 
 
 # --- named cases ----------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from echostore.kernel.errors import Corrupt, NotFound, Refused
 from echostore.kernel.ids import Cid, FeedKey, Link, feed_id
 from echostore.kernel.order import CONTROL
+from echostore.kernel.party.control_state import LOWERING
 from echostore.kernel.party.control_trust import left_out
 from echostore.kernel.party.credentials import EpochAttest
 from echostore.kernel.party.epoch_chain import Epoch
@@ -201,7 +202,9 @@ def stand_on(processor: "PartyProcessor", floor: Floor, blobs: "BlobStore") -> N
             raise Refused("a control state that leaves the history which this device holds")
     gone = left_out(floor.stored.state, processor.membership.machine)
     if gone is not None:
-        raise Refused("a control state that leaves out a removal which this device knows of")
+        removal = gone.claim is not None and isinstance(gone.claim.assertion, LOWERING)
+        what = "a removal" if removal else "something"
+        raise Refused(f"a control state that leaves out {what} which this device knows of")
     blobs.put_many({cid: data for cid, data in floor.blobs.items() if not blobs.has(cid)})
     feeds.begin_at(floor.beginnings, floor.about, kind="control")
     _take(processor, floor, Membership(processor.party, floor.stored.state))

@@ -8,12 +8,22 @@ something out, or says more than was said, is believed only if as many lied as a
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 from echostore.kernel.ids import FeedId, IdentityKey, feed_id
-from echostore.kernel.party.control_state import LOWERING, ControlState
-from echostore.kernel.party.credentials import Assertion, ControlMessage, EpochAttest, EpochGenesis, VerifiedCredential
+from echostore.kernel.party.control_state import ControlState
+from echostore.kernel.party.credentials import (
+    Assertion,
+    ControlMessage,
+    EpochAttest,
+    EpochDispute,
+    EpochGenesis,
+    VerifiedCredential,
+)
 from echostore.kernel.party.epoch_chain import Epoch, enough_to_join
 from echostore.kernel.party.machine import PartyMachine
+
+_EPOCHS: Final = (EpochGenesis, EpochAttest, EpochDispute)
 
 
 def confirmed(state: ControlState, name: bytes, said: Sequence[ControlMessage]) -> Epoch | str:
@@ -59,13 +69,18 @@ def confirmed(state: ControlState, name: bytes, said: Sequence[ControlMessage]) 
 
 
 def left_out(state: ControlState, machine: PartyMachine) -> VerifiedCredential | None:
-    """A removal that counts here, lies inside a state's cut and is not in it; None when there is none."""
+    """What counts here, lies inside a state's cut and is not in it; None when there is nothing such.
+
+    A true state keeps all that counts or could, but for epochs and what is said of them (`compaction`): who leaves out an
+    admission wants fewer to be asked, and who leaves out a removal wants somebody back.
+    """
     kept = {credential.hash for message in state.messages for credential in message.credentials}
     refused = {(each.feed, each.seq, each.position) for each in machine.rejected}
+    lengths = state.lengths
     for event in machine.events:
-        if event.claim is None or not isinstance(event.claim.assertion, LOWERING) or event.hash in kept:
+        if event.claim is None or isinstance(event.claim.assertion, _EPOCHS) or event.hash in kept:
             continue
-        if event.seq < state.lengths.get(event.feed_key, 0) and (event.feed, event.seq, event.position) not in refused:
+        if event.seq < lengths.get(event.feed_key, 0) and (event.feed, event.seq, event.position) not in refused:
             return event.credential
     return None
 
