@@ -104,8 +104,19 @@ def discarded(story: Story, base: bytes | None, operations: list[Written], chanc
         assert shown(model) == seen
         states.add(story.state(model))
         assert not model.discard(horizon), "at once or not at all"
+        check_waits(story, model, horizon, chance)
     assert len(states) == len(went) == 1
     return went.pop(), states.pop()
+
+
+def check_waits(story: Story, model: Any, horizon: Horizon, chance: random.Random) -> None:
+    """Under a horizon that ends none of its waits, further on or further back, nothing more goes."""
+    waits = model.waits(horizon)
+    for _ in range(8):
+        seqs = {feed: chance.choice([stable, chance.randrange(-1, 20)]) for feed, stable in horizon.stable.items()}
+        other = Horizon(chance.choice([horizon.before_ms, horizon_of(story, chance).before_ms]), seqs)
+        if not any(map(other.ends, waits)):
+            assert not story.kind.codec.decode_state(ITEM, story.state(model)).discard(other)
 
 
 def horizon_of(story: Story, chance: random.Random) -> Horizon:

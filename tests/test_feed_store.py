@@ -126,6 +126,7 @@ def test_facts_beside_an_append_are_kept_with_it_or_not_at_all(store: FeedStore)
     store.append_many([first], {"count/a": b"1", "count/b": b"2"})
     store.append_many([Append(writer.key, *writer.write(b"2"))], {"count/a": b"3", "countless": b"4"})
     assert store.about_under("count/") == {"count/a": b"3", "count/b": b"2"}
+    assert store.about_names("count/") == ["count/a", "count/b"]
     store._db.execute("UPDATE about SET value = ? WHERE name = ?", (b"9", "count/b"))
     with pytest.raises(Corrupt):
         store.about_under("count/")

@@ -217,7 +217,7 @@ def test_edits_on_blocks_that_are_gone_stay_behind_and_are_listed(away: Away) ->
     away.cat.flush()
     away.circle.meet_all()
     feeds, processor = away.cat.runtime.feeds, away.cat.runtime.processor
-    written = {feed for feed, _ in processor.places(frozenset({away.text.id}))}
+    written = {feed for feed, _ in processor.touched.places(frozenset({away.text.id}))}
     assert away.cat.runtime.data is not None
     others = [processor.feed_key(feed) for feed in written - {away.cat.runtime.data.feed}]
     feeds.begin_at({key: (feeds.length(key), feeds.feed(key).last_link) for key in others})

@@ -2,7 +2,8 @@
 
     cold start     items are folded from the epoch, after 10,000 and after 1,000,000 mutations of 1,000 items; and
                    against replaying all of them
-    next epoch     1 % of 10,000 items of 1 KiB changed, five times in a row, in three homes
+    next epoch     1 % of 10,000 items of 1 KiB changed, five times in a row, in three homes; and again after a first epoch
+                   that leaves out what it may
     gc             what is on disk against three times the snapshot and the tail
     many epochs    a party of 20 devices, opened after 10 epochs and after 1,000, all attested by all
     newcomer       100,000 items over loopback, against the same bytes as files over the same connection
@@ -86,6 +87,7 @@ def measure(folder: Path, narrate: Callable[[str], None]) -> list[Measure]:
     return [
         *_cold_starts(folder, narrate),
         *_next_epoch(folder / "next", narrate),
+        _next_discard(folder / "discarding", narrate),
         _many_epochs(folder / "many", narrate),
         _newcomer(folder / "joining", narrate),
     ]
@@ -156,22 +158,33 @@ def _disk(home: Path) -> Measure:
 
 def _next_epoch(folder: Path, narrate: Callable[[str], None]) -> list[Measure]:
     """Medians: each epoch is a few hundredths of a second, and the machine has slow moments."""
-    narrate(f"epochs: {HOMES} times {KIB_ITEMS:,} items of 1 KiB, then {NEXT_EPOCHS} times another 1 % of them changed")
-    homes = [_epochs_in_a_row(folder / str(number)) for number in range(HOMES)]
-    first = _medians([epochs[0] for epochs in homes])
-    later = _medians([each for epochs in homes for each in epochs[1:]])
-    clock = f"by the clock {_ms(later.clock_s)} against {_ms(first.clock_s)}"
+    first, later = _first_and_later(folder, narrate)
     return [
-        Measure(
-            "epoch-next-time",
-            later.cpu_s / first.cpu_s,
-            0.10,
-            f"{_ms(later.cpu_s)} against {_ms(first.cpu_s)}; {clock}",
-        ),
+        _next_time("epoch-next-time", first, later),
         Measure(
             "epoch-next-bytes", later.size / first.size, 0.15, f"{later.size:,.0f} against {first.size:,.0f} bytes"
         ),
     ]
+
+
+def _next_discard(folder: Path, narrate: Callable[[str], None]) -> Measure:
+    """All epochs after one that discarded do so too, by its time."""
+    narrate("epochs: the same, and the first epoch leaves out what it may")
+    return _next_time("epoch-next-discard", *_first_and_later(folder, narrate, discarding=True))
+
+
+def _first_and_later(
+    folder: Path, narrate: Callable[[str], None], *, discarding: bool = False
+) -> tuple["_Cost", "_Cost"]:
+    narrate(f"epochs: {HOMES} times {KIB_ITEMS:,} items of 1 KiB, then {NEXT_EPOCHS} times another 1 % of them changed")
+    homes = [_epochs_in_a_row(folder / str(number), discarding=discarding) for number in range(HOMES)]
+    return _medians([epochs[0] for epochs in homes]), _medians([each for epochs in homes for each in epochs[1:]])
+
+
+def _next_time(name: str, first: "_Cost", later: "_Cost") -> Measure:
+    clock = f"by the clock {_ms(later.clock_s)} against {_ms(first.clock_s)}"
+    detail = f"{_ms(later.cpu_s)} against {_ms(first.cpu_s)}; {clock}"
+    return Measure(name, later.cpu_s / first.cpu_s, 0.10, detail)
 
 
 class _Cost(NamedTuple):
@@ -182,7 +195,7 @@ class _Cost(NamedTuple):
     size: float
 
 
-def _epochs_in_a_row(home: Path) -> list[_Cost]:
+def _epochs_in_a_row(home: Path, *, discarding: bool = False) -> list[_Cost]:
     """The first epoch of a party, and the ones that follow."""
     with open_peer(home, name="bench", background=False) as peer:
         party = peer.create_party("bench")
@@ -194,7 +207,7 @@ def _epochs_in_a_row(home: Path) -> list[_Cost]:
                     for number in range(start, min(start + 500, KIB_ITEMS))
                 ]
         party.runtime.checkpoint()
-        found = [_epoch(peer)]
+        found = [_epoch(peer, discard_before_ms=party.runtime.now_ms() if discarding else None)]
         for turn in range(NEXT_EPOCHS):
             for handle in handles[turn::100]:
                 handle["text"] = "y" * 1000
@@ -229,12 +242,12 @@ def _many_epochs(folder: Path, narrate: Callable[[str], None]) -> Measure:
     )
 
 
-def _epoch(peer: Peer) -> _Cost:
+def _epoch(peer: Peer, *, discard_before_ms: int | None = None) -> _Cost:
     party = peer.party(peer.parties()[0].key)
     blobs = party.runtime.blobs
     assert blobs is not None
     before, cpu, clock = blobs.data_bytes(), time.process_time(), time.perf_counter()
-    Epochs(party).create()
+    Epochs(party).create(discard_before_ms=discard_before_ms)
     return _Cost(time.process_time() - cpu, time.perf_counter() - clock, blobs.data_bytes() - before)
 
 

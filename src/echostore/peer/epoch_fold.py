@@ -16,7 +16,7 @@ from typing import Any, Generic
 
 from echostore.kernel.errors import Closed, Corrupt
 from echostore.kernel.ids import Cid, FeedId, FeedKey, ItemId, PartyKey, feed_id
-from echostore.kernel.items.discarding import LeftOut
+from echostore.kernel.items.discarding import LeftOut, Waits
 from echostore.kernel.items.record import ItemRecord
 from echostore.kernel.models.factory import ModelFactory
 from echostore.kernel.order import CONTROL, DATA, Delivery
@@ -36,7 +36,7 @@ from echostore.kernel.snapshot import (
 from echostore.kernel.snapshot import TimeframeEntry as RootEntry
 from echostore.kernel.timeframe import Dependency, Position, Timeframe
 from echostore.peer.base_install import base_cursors
-from echostore.peer.discarding import discard_at
+from echostore.peer.discarding import Settled, discard_at
 from echostore.peer.processor import PartyProcessor
 from echostore.store.feed_store import FeedStore
 from echostore.wire.base_epoch import BaseEpoch, base_mark
@@ -53,7 +53,7 @@ from echostore.wire.placements import (
 )
 from echostore.wire.snapshot import EncodedItem, encode_item, read_state_root, state_root_bytes
 from echostore.wire.tree import TreeReader, build, update
-from echostore.wire.tree_nodes import IndexNode
+from echostore.wire.tree_nodes import IndexNode, Page
 from echostore.wire.tree_reader import NodeReader, P
 
 
@@ -72,6 +72,8 @@ class Folded:
     """What the genesis' `discard_before` takes out of it, beyond what the earlier epoch had left out already."""
     stored: bool = False
     """Whether it is the state as the ItemStore has it, and was not folded from blocks."""
+    settled: Settled | None = None
+    """Of an epoch that discards: what its items wait for."""
 
 
 class UnlikeBase(Exception):
@@ -101,6 +103,8 @@ class FoldProcessor(PartyProcessor):
         self._cancelled = cancelled
         super().__init__(party, feeds=feeds, items=None, factory=factory, parent=parent)
         self.base = base
+        self.base_nodes = None if base is None else _NodesOver(base.reader)
+        """Those that were read, for items and then for the tree over them."""
 
     def open(self) -> None:
         if self.base is not None:
@@ -119,7 +123,11 @@ class FoldProcessor(PartyProcessor):
         super()._take_data(delivery)
 
     def _load(self, item: ItemId) -> ItemRecord | None:
-        return self.base.record(item) if self.base is not None else None
+        if self.base is None or self.base_nodes is None:
+            return None
+        place = self.base_nodes.page_of(item_key(item))
+        states = self.base.reader.page_items(place[1], place[0], item) if place is not None else ()
+        return next((self.base.record_of(state) for _, state in states), None)
 
     def held_length(self, kind: str, key: FeedKey) -> int:
         length = self.feeds_of(kind).length(key)
@@ -144,8 +152,11 @@ def fold_to(
     parent_feeds: FeedStore | None = None,
     parent: PartyKey | None = None,
     cancelled: Callable[[], bool] = lambda: False,
+    waits: Waits | None = None,
 ) -> Folded | None:
     """The state that a genesis speaks of, folded from `base`; None when this peer does not hold all of it.
+
+    `waits` are those of the base, for who knows them: without, all its items are read where the genesis discards.
 
     UnlikeBase when it can't be folded from that one. OpenTimeframe when there is no such state, because a message is named and its cause, which is here, is not.
     """
@@ -174,9 +185,9 @@ def fold_to(
             raise OpenTimeframe(left_out)
         return None
     processor.finish()
-    discarded = LeftOut()
+    settled = None
     if genesis.discard_before_ms:
-        discarded = discard_at(processor, genesis.discard_before_ms, _asserted(processor))
+        settled = discard_at(processor, genesis.discard_before_ms, _asserted(processor), waits)
     blobs: dict[Cid, bytes] = {}
     dirty = {*processor.state.dirty, *processor.state.gone}
     if base is None:
@@ -184,14 +195,16 @@ def fold_to(
         changed = None
         models = {(each.genesis.model, each.genesis.version) for each in processor.state.records.values()}
     else:
-        over = _TreeOver(base.reader, processor, blobs)
+        assert processor.base_nodes is not None
+        over = _TreeOver(base.reader, processor.base_nodes, processor, blobs)
         top = update(over, dirty, over.items_under, blobs.__setitem__)
         changed = over.changed_places()
         models = _models(base, processor, dirty, top, blobs)
     placed = None
     if genesis.encoding_version != UNPLACED_VERSION:
         placed = _placements(processor, changed, blobs)
-    return replace(_rooted(processor, top, placed, models, blobs), left_out=discarded)
+    made = _rooted(processor, top, placed, models, blobs)
+    return made if settled is None else replace(made, left_out=settled.left_out, settled=settled)
 
 
 def cuts_at(processor: PartyProcessor, root: StateRoot, control: Timeframe | None = None) -> list[FeedCut]:
@@ -365,14 +378,16 @@ class _PlacesOver:
 class _TreeOver:
     """The nodes of an earlier tree, and its items with those that changed since in their places."""
 
-    def __init__(self, reader: TreeReader, processor: FoldProcessor, blobs: dict[Cid, bytes]) -> None:
+    def __init__(
+        self, reader: TreeReader, nodes: "_NodesOver[Page]", processor: FoldProcessor, blobs: dict[Cid, bytes]
+    ) -> None:
         self._reader = reader
         self._processor = processor
         self._blobs = blobs
         keyed = sorted((item_key(item), item) for item in {*processor.state.dirty, *processor.state.gone})
         self._keys = [key for key, _ in keyed]
         self._changed = [item for _, item in keyed]
-        self._nodes = _NodesOver(reader)
+        self._nodes = nodes
         self.node, self.branches = self._nodes.node, self._nodes.branches
         self.keep, self.forget = self._nodes.keep, self._nodes.forget
 
@@ -469,14 +484,18 @@ class _NodesOver(Generic[P]):
 def _models(
     base: BaseEpoch, processor: FoldProcessor, dirty: set[ItemId], top: TreeTop, blobs: dict[Cid, bytes]
 ) -> set[tuple[str, int]]:
-    """The models in use. One can only fall out of use with an item, and then all items are asked."""
-    records = [processor.state.record(item) for item in dirty]
-    models = {(model, version) for model, version in base.root.models}
-    models |= {(record.genesis.model, record.genesis.version) for record in records if record is not None}
-    if any(record is None for record in records):
+    """The models in use. One can only fall out of use with an item, and then items are asked until one still has it."""
+    records = {item: processor.state.record(item) for item in dirty}
+    written = {(each.genesis.model, each.genesis.version) for each in records.values() if each is not None}
+    went = base.reader.some(item for item, record in records.items() if record is None)
+    sought = {(state.model, state.version) for state in went.values()} - written
+    if sought:
         reader = TreeReader(top.cid, lambda cid: blobs.get(cid) or base.blob(cid))
-        return {(state.model, state.version) for _, state in reader.items()}
-    return models
+        for _, state in reader.items():
+            sought.discard((state.model, state.version))
+            if not sought:
+                break
+    return ({(model, version) for model, version in base.root.models} - sought) | written
 
 
 def _rooted(

@@ -20,6 +20,7 @@ from echostore.kernel.ids import Cid, IdentityKey, PartyKey
 from echostore.kernel.party.credentials import EpochGenesis
 from echostore.kernel.party.epoch_chain import Tally, genesis_of
 from echostore.kernel.snapshot import UNPLACED_VERSION
+from echostore.peer.discard_waits import keep_waits, kept_waits
 from echostore.peer.epoch_fold import Folded, OpenTimeframe, UnlikeBase, cuts_at, fold_to, timeframe_of
 from echostore.peer.snapshots import take_snapshot
 from echostore.store.feed_store import FeedStore
@@ -63,13 +64,16 @@ class EpochStates:
             fold = _Fold(self._party, self._beside(stack), self._parent_key(), genesis)
             for name in self._predecessors(genesis):
                 try:
-                    return self._over(fold, name, predecessors)
+                    made = self._over(fold, name, predecessors)
                 except UnlikeBase:
                     continue
                 except (NotFound, Compacted):
                     return None  # it would need blocks that were truncated
                 except OpenTimeframe as proof:
                     return proof
+                if made is not None:
+                    self._keep_waits(genesis.number, made.folded)
+                return made
         return None
 
     def _over(self, fold: "_Fold", name: bytes, predecessors: int) -> "_Made | None":
@@ -87,6 +91,12 @@ class EpochStates:
                 continue  # pages of it are lost: it is made again
             return None if folded is None else _Made(folded, base.blob)
         return None
+
+    def _keep_waits(self, number: int, folded: Folded) -> None:
+        with self._party.lock:
+            runtime = self._party.runtime
+            if folded.settled is not None and runtime.may_write:
+                keep_waits(runtime.feeds, number, folded.cid, folded.settled.waits)
 
     def _live(self, runtime: "PartyRuntime", genesis: EpochGenesis) -> Folded | None:
         """The live state, where it stands exactly at the genesis, and on its predecessor or beyond.
@@ -194,6 +204,7 @@ class _Fold:
             parent_feeds=self.feeds[1] if len(self.feeds) > 1 else None,
             parent=self.parent,
             cancelled=lambda: self.party.peer.epoch_keeper.closing,
+            waits=None if base is None else kept_waits(self.feeds[0], base.name.number, base.name.snapshot),
         )
 
 

@@ -23,6 +23,11 @@ class AboutRows:
         rows = self._db.rows("SELECT name, value, seal FROM about WHERE name >= ? AND name < ?", (prefix, end))
         return {name: self._checked(name, value, seal) for name, value, seal in rows}
 
+    def names(self, prefix: str) -> list[str]:
+        """The names that begin so, in their order."""
+        end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        return [name for (name,) in self._db.rows("SELECT name FROM about WHERE name >= ? AND name < ?", (prefix, end))]
+
     def put(self, entries: Mapping[str, bytes | None]) -> None:
         """Write entries; one without a value is removed."""
         for name, value in entries.items():

@@ -165,10 +165,7 @@ class FeedStore:
             self.set_about({_SYNC_TURN: bytes([self._sync_turn])})
 
     def quarantine_from(self, feed_key: FeedKey, seq: int) -> int:
-        """Drop the damaged end of a feed, so that it is fetched again; returns the new length.
-
-        It is cut at the last head at or below `seq`: blocks without a head are never held (F2).
-        """
+        """Drop the damaged end of a feed, from the last head at or below `seq` on (F2); returns the new length."""
         with self._changing():
             # The entry alone is read: the rest may be what is damaged.
             row = self._row(feed_key)
@@ -374,6 +371,10 @@ class FeedStore:
     def about_under(self, prefix: str) -> dict[str, bytes]:
         """All entries whose names begin so."""
         return self._about.under(prefix)
+
+    def about_names(self, prefix: str) -> list[str]:
+        """The names of those, which may have long values."""
+        return self._about.names(prefix)
 
     def set_about(self, entries: Mapping[str, bytes | None]) -> None:
         """Write entries in one durable commit; one without a value is removed."""

@@ -114,6 +114,13 @@ class PartyState:
                 self.records[item] = record
         return record
 
+    def take_in(self, records: Iterable[ItemRecord]) -> None:
+        """Records that somebody read many at a time, as `load` would have given them one by one."""
+        for record in records:
+            if record.item not in self.records and record.item not in self.gone:
+                self.loads += 1
+                self.records[record.item] = record
+
     def home(self, item: ItemId) -> ItemId | None:
         return self.tree.home(item)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from echostore.kernel.ids import FeedId, Stamp
-from echostore.kernel.models.base import Horizon
+from echostore.kernel.models.base import Horizon, Wait
 
 ROW_MS = 60_000
 """What was written in one such stretch of time shares a row: it becomes stable together, a minute late at most."""
@@ -71,6 +71,17 @@ class Datings:
                 end = row.counter_end
             if end:
                 found[writer] = end
+        return found
+
+    def waits(self, horizon: Horizon) -> list[Wait]:
+        """For each writer the first row that `settled` stops at: until one of these is over, it finds nothing more."""
+        found = []
+        for writer, rows in self._rows.items():
+            feed = self._feeds[writer]
+            waits = (Wait(feed, row.seq, row.time_ms) for row in rows)
+            first = next((wait for wait in waits if not horizon.ends(wait)), None)
+            if first is not None:
+                found.append(first)
         return found
 
     def beyond(self, ends: Mapping[int, int]) -> "Datings":

@@ -12,6 +12,10 @@ Such a cut is *critical*: every atom above it has all atoms below it in its past
 well, so there is a greatest, and it follows from the graph alone. What is written later is above it, since its writer
 had processed everything stable with its last message inside the epoch.
 
+The greatest cut within fewer atoms lies within the greatest one within more. So where none was found above the ground, there is
+none until further atoms settle, and the item need not be looked at before. Only where a cut was found whose ground can't be
+laid (`lay_ground`), fewer atoms might give one that can.
+
 Above a critical cut nobody can tell what was deleted below it: positions count what stands there, and edits that compete
 for a place are all above. The ends of marks do count as places, so all marks stay, also those that others cover.
 """

@@ -40,7 +40,7 @@ from echostore.kernel.models._positions import Positions
 from echostore.kernel.models._room import gain
 from echostore.kernel.models._run_checks import check_run
 from echostore.kernel.models._writer_views import WriterViews
-from echostore.kernel.models.base import Horizon, OperationRefused
+from echostore.kernel.models.base import NO_WAIT, Horizon, OperationRefused, Wait
 from echostore.kernel.models.change_graph import (
     COUNTER_END_MAX,
     Atom,
@@ -110,6 +110,7 @@ class SharedSequence:
         )  # writer -> counter after its last sealed or applied atom
         self._introductions = Introductions()
         self._datings = Datings()
+        self._ground_refused = False  # by the last `discard`
         self._gained = 0  # room that what is sealed and has no stamp yet makes
         self._positions = Positions(self._marked_root)
         self._views = WriterViews()
@@ -227,8 +228,7 @@ class SharedSequence:
     # State
 
     def changes(self) -> ChangeGraph:
-        """What has been sealed or applied, without open edits, above the ground: with that and `dated` the canonical
-        state."""
+        """What has been sealed or applied above the ground, without open edits: with `dated` the canonical state."""
         return tuple(
             change
             for writer in sorted(self._ends)
@@ -269,6 +269,7 @@ class SharedSequence:
         """Lose the history that everybody has seen and that is old enough, as far as it can be cut off; whether there
         was any. What stands stays, and so do the numbers of its atoms."""
         assert not self.has_open_edits, "epochs are folded from messages"
+        self._ground_refused = False
         settled = self._datings.settled(horizon)
         if not settled:
             return False
@@ -278,6 +279,7 @@ class SharedSequence:
             return False
         ground = lay_ground(self._document, self._container, ends, of_text=InsertText in self._run_kinds)
         if ground is None:
+            self._ground_refused = True
             return False
         above = tuple(
             change
@@ -288,13 +290,16 @@ class SharedSequence:
         vars(self).update(vars(left))
         return True
 
+    def waits(self, horizon: Horizon) -> list[Wait]:
+        """After `discard(horizon)`: what is to be over before any other takes more of the state as it is (`_laying_ground`)."""
+        return [NO_WAIT] if self._ground_refused else self._datings.waits(horizon)
+
     @classmethod
     def _numbers(cls, ground: Ground | None) -> GroundNumbers | None:
         return None if ground is None else GroundNumbers(ground, of_text=InsertText in cls._run_kinds)
 
     def native(self) -> bytes:
-        """Loro's own snapshot with what checks need, for opening fast from a cache. It differs between replicas: never
-        address it."""
+        """Loro's own snapshot with what checks need, for a cache. It differs between replicas: never address it."""
         assert not self.has_open_edits, "seal before caching"
         return _encode_native(
             _Native(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, assert_never
 
 from echostore.kernel.ids import FeedId, ItemId, Stamp
-from echostore.kernel.models.base import Horizon, OperationRefused
+from echostore.kernel.models.base import Horizon, OperationRefused, Wait
 from echostore.kernel.reasons import Reason
 from echostore.kernel.values import Value
 
@@ -190,6 +190,28 @@ class ThreadedLog:
             self._ordered = None
         return bool(gone)
 
+    def waits(self, horizon: Horizon) -> list[Wait]:
+        """After `discard(horizon)`: what is to be over before another horizon can take more of the log as it is.
+
+        One for each feed, by the first seq and the first time among its posts: a little early where these are of two posts.
+        """
+        if not self._retentions:
+            return []
+        set_at, retention = max(self._retentions.values(), key=lambda kept: kept[0])
+        if not horizon.covers(set_at):
+            return [Wait(set_at.feed, set_at.seq, -1)]
+        ordered = self.entries()
+        beyond = len(ordered) - retention.count_max if retention.count_max else 0
+        found: dict[FeedId, Wait] = {}
+        for number, entry in enumerate(ordered):
+            lasts_ms = [*([0] if number < beyond else ()), *([retention.age_ms_max] if retention.age_ms_max else ())]
+            if not lasts_ms:
+                break
+            seq, time_ms = _last_seq(entry), entry.time_ms + min(lasts_ms)
+            known = found.get(entry.stamp.feed, Wait(entry.stamp.feed, seq, time_ms))
+            found[entry.stamp.feed] = Wait(known.feed, min(seq, known.seq), min(time_ms, known.time_ms))
+        return list(found.values())
+
     def _dangles(self, entry: LogEntry) -> bool:
         """A reply to a later post dangles too: only a forger writes one, and it could close a circle."""
         if entry.reply_to is None:
@@ -225,8 +247,11 @@ class ThreadedLog:
 
 def _settled(entry: LogEntry, horizon: Horizon) -> bool:
     """Whether a post and what its writer last did to it are stable."""
-    last = entry.changed[0] if entry.changed is not None else entry.stamp.seq
-    return horizon.covers(entry.stamp._replace(seq=max(last, entry.stamp.seq)))
+    return horizon.covers(entry.stamp._replace(seq=_last_seq(entry)))
+
+
+def _last_seq(entry: LogEntry) -> int:
+    return max(entry.changed[0] if entry.changed is not None else 0, entry.stamp.seq)
 
 
 def _outlived(entry: LogEntry, before_ms: int, retention: Retention, *, beyond: bool) -> bool:
