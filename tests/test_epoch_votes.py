@@ -366,6 +366,32 @@ def test_whoever_voted_for_a_rival_that_may_still_win_waits() -> None:
     assert tally.objection(name_of(above), person(voter)) is None, "three of five are against it"
 
 
+def test_whoever_went_on_votes_for_what_its_own_epoch_rests_on() -> None:
+    """Two of four stand for one rival, the third for its successor, the fourth for a rival with a lower hash: who went on can't
+    come over, and the two wait as long as its vote may come."""
+    for attempt in range(50):
+        story = Story()
+        for name in ("bob", "cyd", "dan"):
+            story.say("ann", *story.join(name, Role.ADMIN))
+        base = list(story.messages)
+        first = story.say("ann", genesis(story, sees=base), sees=base)
+        story.say("bob", attest(first), sees=[*base, first])
+        above = story.say("cyd", genesis(story, 2, name_of(first), sees=[*base, first]), sees=[*base, first])
+        rival = story.say("dan", genesis(story, sees=base, snapshot=f"rival {attempt}"), sees=base)
+        tally = story.machine().epoch_tally()
+        if tally.chain[0].hash == name_of(rival):
+            break
+    assert tally.chain[0].hash == name_of(rival), "by chance one of fifty has the lower hash"
+    assert [epoch.hash for epoch in tally.owed(person("cyd"))] == [name_of(first)]
+    assert tally.objection(name_of(first), person("cyd")) is None
+    assert tally.objection(name_of(rival), person("cyd")) is not None
+    story.say("cyd", attest(first), sees=[*base, first, above])
+    tally = story.machine().epoch_tally()
+    assert tally.final(1)
+    assert tally.chain[0].hash == name_of(first)
+    assert tally.owed(person("cyd")) == []
+
+
 def test_who_is_removed_can_not_keep_others_waiting() -> None:
     story = team("bob", "cyd")
     base = list(story.messages)

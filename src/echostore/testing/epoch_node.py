@@ -224,7 +224,7 @@ class EpochNode:
             tally = self.machine.epoch_tally()
             todo = [
                 epoch
-                for epoch in tally.view(self.identity)
+                for epoch in (*tally.view(self.identity), *tally.owed(self.identity))
                 if epoch.number > self.base[0]
                 and not tally.disputed(epoch.hash, self.identity)
                 and tally.voted(epoch.number, self.identity) is None

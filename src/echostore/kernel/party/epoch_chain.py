@@ -413,14 +413,39 @@ class Tally:
         number = genesis_of(act).number
         seen = self.view(identity)
         named = next((epoch for epoch in seen if epoch.number == number), None)
-        if named is None or named.hash != genesis:
-            return "another epoch names its number, or its predecessor is not in the chain"
-        if self.voted(number, identity) == genesis:
+        vote = self.voted(number, identity)
+        if vote == genesis:
             return "this identity stands for it"
         if self._went_on(identity, genesis):
             return "this identity stands for a later epoch that rests on a rival of it"
+        if vote is None and any(act.hash == genesis for act in self._owed(identity)):
+            return None  # what it stands for above rests on it: there is nothing else that it could vote for here
+        if named is None or named.hash != genesis:
+            return "another epoch names its number, or its predecessor is not in the chain"
         before = seen[: seen.index(named)]
         return self.fear(genesis_of(act), before, identity, active)
+
+    def owed(self, identity: IdentityKey) -> list[Epoch]:
+        """Epochs that an identity's own votes above rest on and that it has not voted for, the lowest first.
+
+        Others may wait for it: while a vote of its may still come there, they can't leave what they voted for themselves.
+        """
+        found = {act.hash: self.named(act.hash) for act in self._owed(identity)}
+        epochs = [epoch for epoch in found.values() if epoch is not None and not self.disputed(epoch.hash, identity)]
+        return sorted(epochs, key=lambda epoch: epoch.number)
+
+    def _owed(self, identity: IdentityKey) -> Iterable[EpochAct]:
+        settled = self.latest_final
+        above = settled.number if settled is not None else 0
+        for said in self._voted.get(identity, {}).values():
+            act = self._declared.get(said.genesis)
+            before = self._declared.get(genesis_of(act).previous) if act is not None else None
+            while act is not None and before is not None:
+                number = genesis_of(before).number
+                if number <= above or number != genesis_of(act).number - 1 or number in self._voted[identity]:
+                    break
+                yield before
+                act, before = before, self._declared.get(genesis_of(before).previous)
 
     def fear(
         self,
