@@ -63,3 +63,33 @@ def test_a_past_party_tells_the_past_of_its_items(tmp_path: Path) -> None:
         note["n"] = 2
         assert told(party.as_of("epoch:1"), note.id) == expected
         assert len(told(party, note.id)) == 2
+
+
+def test_starting_from_an_epoch_reads_no_block_below_it_until_somebody_asks(tmp_path: Path) -> None:
+    with echostore.open(tmp_path / "home", background=False) as writer:
+        party = writer.create_party("T")
+        note = party.create(type="note", n=1)
+        for n in range(2, 40):
+            note["n"] = n
+            party.flush()
+        writer.epochs(party.key).create()
+        expected = told(party, note.id)
+        items = writer.home.party(party.key).items
+    for each in items.parent.glob(items.name + "*"):
+        each.unlink()
+    with echostore.open(tmp_path / "home", background=False) as again:
+        party = again.party(party.key)
+        store, own = party.runtime.processor.items, party.runtime.data
+        assert store is not None
+        assert own is not None
+        assert store.touches(note.id) == [], "the start costs what lives, not what was"
+        note = party.get(note.id)
+        note["n"] = 40
+        assert party.undo()
+        assert store.touches(note.id) == [], "nor does what was written since ask for it"
+        assert told(party, note.id)[: len(expected)] == expected
+        assert len(store.touches(note.id)) == len(expected), "it is kept for the next time"
+    with echostore.open(tmp_path / "home", background=False) as again:
+        party = again.party(party.key)
+        assert party.runtime.processor.touched.unread is None
+        assert len(told(party, note.id)) == len(expected) + 2

@@ -4,9 +4,6 @@ A store that was filled only in part has no mark of its base; it is cleared and 
 (texts) are not opened for it: their canonical state is stored, and read when somebody touches the item.
 """
 
-from collections.abc import Iterable
-from itertools import islice
-
 from echostore.kernel.errors import Corrupt
 from echostore.kernel.ids import ItemId
 from echostore.kernel.items.tree import Tree
@@ -17,7 +14,7 @@ from echostore.kernel.order import DATA, FeedCursor
 from echostore.kernel.snapshot import TreeTop
 from echostore.peer.checkpoints import add_record, cursor_rows, item_row, move_rows
 from echostore.peer.positions import cursor_at
-from echostore.peer.touched import Touch
+from echostore.peer.touched import UNREAD_MARK
 from echostore.store.item_store import Checkpoint, ItemStore, NodeChanges, StateRow
 from echostore.store.placement_rows import PlacementChanges
 from echostore.wire.base_epoch import BaseEpoch
@@ -26,9 +23,6 @@ from echostore.wire.tree_nodes import Page
 
 BATCH_ITEMS = 2048
 """Items of one transaction: a few MiB."""
-
-BATCH_TOUCHES = 65_536
-"""Places of blocks in one transaction."""
 
 BASE_MARK = "base"
 """The entry of `about` that names the base whose items are in the store."""
@@ -43,11 +37,10 @@ def install_items(
     factory: ModelFactory,
     declared: frozenset[str],
     about: dict[str, bytes],
-    below: Iterable[Touch] = (),
 ) -> None:
     """Make an ItemStore hold exactly what the base holds. `about` comes with the last transaction.
 
-    `below` is what blocks write that are held below its cut: the past of items is read by it.
+    It costs what lives. Which held blocks below the cut wrote an item is read when somebody asks (`touched`).
     """
     items.clear()
     moved = {move.item for move in base.moves}
@@ -71,15 +64,10 @@ def install_items(
     items.save(batch)
     items.save_tree(nodes, encoded, _placement_nodes(items, base))
     items.set_parents(_homes(items, base, moved))
-    waiting = iter(below)
-    while touches := list(islice(waiting, BATCH_TOUCHES)):
-        batch = _blank()
-        batch.touches = touches
-        items.save(batch)
     last = _blank()
     last.moves = move_rows(base.moves)
     last.cursors = cursor_rows(base_cursors(base))
-    last.about = {**about, BASE_MARK: base.name.genesis}
+    last.about = {**about, BASE_MARK: base.name.genesis, UNREAD_MARK: base.name.genesis}
     items.save(last)
 
 

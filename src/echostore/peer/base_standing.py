@@ -22,7 +22,7 @@ from echostore.peer.checkpoints import load_cursors, load_moves
 from echostore.peer.epoch_fetching import holes
 from echostore.peer.model_registry import COMMUTING_MARK, commuting_mark
 from echostore.peer.refolding import LACKING, refold
-from echostore.peer.touched import held_below
+from echostore.peer.touched import UNREAD_MARK
 from echostore.wire.base_epoch import BASE_KEY, BaseEpoch, BaseName, load_base
 from echostore.wire.epochs import FeedCut
 from echostore.wire.snapshot import OldEncoding
@@ -82,6 +82,8 @@ def take_checkpoint(processor: "PartyProcessor") -> bool:
     if fresh and (checkpoint.cursors or not mark) and _fits(processor, checkpoint.cursors):
         for cursor in checkpoint.cursors:
             processor.follow(cursor)
+        if items.about(UNREAD_MARK):
+            processor.touched.unread = processor.base
         processor.state.wanted.update(
             item_from_text(reject.detail) for reject in processor.rejects() if reject.reason in LACKING
         )
@@ -101,15 +103,14 @@ def start_from_base(processor: "PartyProcessor") -> None:
     if base is None:
         return
     if processor.items is not None:
-        below = held_below(processor, base)
-        install_items(processor.items, base, processor.factory, frozenset(), _about(processor), below)
+        install_items(processor.items, base, processor.factory, frozenset(), _about(processor))
         if processor.damage is None and is_marked(processor):
             unmark(processor)  # all of it was read
         processor.state.start_over(load_moves(processor.items))
     else:
         processor.state.start_over(base.moves)
         processor.state.restore(base.records(), ())
-        processor.touched.unread = base
+    processor.touched.unread = base
     for cursor in base_cursors(base):
         known = processor.orderer.cursors.get(cursor.id)
         if known is None:
@@ -147,7 +148,8 @@ def install(
     _rebase_feeds(processor, base, anew=anew)
     _take(processor, base)
     before = {*items.scan("1", ()), *processor.state.dirty}  # what the epoch left out is gone for live queries too
-    install_items(items, base, processor.factory, declared, _about(processor), held_below(processor, base))
+    install_items(items, base, processor.factory, declared, _about(processor))
+    processor.touched.unread = base
     processor.touches, processor.new_rejects = [], []
     for cursor in processor.orderer.cursors.values():
         if cursor.kind == DATA:

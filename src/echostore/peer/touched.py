@@ -1,12 +1,12 @@
 """Which blocks wrote an item: from the ItemStore's index, from what came since, and from the blocks below a base.
 
 Who folds from an epoch without a checkpoint of it never processes the blocks below its cut, so no index names them.
-Those that are still held are read for it: by who fills an ItemStore, right then (`held_below`); by who has none, as
-a reader beside the writer, when somebody first asks.
+Starting must not cost what history is long, so those that are still held are read when somebody first asks for the past
+of an item: into the ItemStore, once for all, or into memory by who has none, as a reader beside the writer.
 """
 
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from echostore.kernel.ids import FeedId, ItemId, feed_id
@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from echostore.peer.processor import PartyProcessor
 
 Touch = tuple[ItemId, FeedId, int]
+
+UNREAD_MARK = "unread_below"
+"""The entry of the ItemStore's `about` that names the base below which no block was looked at; empty: all were."""
+
+BATCH_TOUCHES = 65_536
+"""Places of blocks in one transaction."""
 
 
 class Touched:
@@ -42,9 +48,10 @@ class Touched:
     def seqs(self, item: ItemId, feed: FeedId, start: int) -> set[int]:
         """Seqs from `start` on at which a feed writes an item."""
         processor = self._processor
+        below = self._read() if self.unread is None or start < self.unread.length(feed) else ()
         found = {
             seq
-            for touched, writer, seq in chain(self._read(), processor.touches)
+            for touched, writer, seq in chain(below, processor.touches)
             if touched == item and writer == feed and seq >= start
         }
         if processor.items is not None:
@@ -53,7 +60,14 @@ class Touched:
 
     def _read(self) -> set[Touch]:
         if self.unread is not None:
-            self._below, self.unread = set(held_below(self._processor, self.unread)), None
+            waiting, items = held_below(self._processor, self.unread), self._processor.items
+            if items is not None and items.database.writable:
+                while touches := list(islice(waiting, BATCH_TOUCHES)):
+                    items.add_touches(touches)
+                items.set_about({UNREAD_MARK: b""})
+            else:
+                self._below = set(waiting)
+            self.unread = None
         return self._below or set()
 
 

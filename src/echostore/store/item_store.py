@@ -163,6 +163,18 @@ class ItemStore:
             self._replace(Group.ABOUT, "about", list(checkpoint.about.items()))
         self._feed_numbers = numbers
 
+    def add_touches(self, touches: Sequence[tuple[ItemId, FeedId, int]]) -> None:
+        """Blocks that were not processed here, and wrote items all the same. One transaction."""
+        numbers, tally = dict(self._feed_numbers), Tally()
+        with self.database.transaction():
+            self._save_touches(touches, numbers, tally)
+            tally.save(self.database)
+        self._feed_numbers = numbers
+
+    def set_about(self, entries: dict[str, bytes]) -> None:
+        with self.database.transaction():
+            self._replace(Group.ABOUT, "about", list(entries.items()))
+
     def _replace(self, group: Group, table: str, rows: Sequence[Sequence[object]]) -> None:
         """Put rows into a small table, by their first column."""
         if rows:
