@@ -46,7 +46,9 @@ class Voter:
         """One block to a peer, which names all control messages that the peer has processed."""
         processor = party.runtime.processor
         cursor = processor.orderer.cursors.get(feed_id(self.feed)) or FeedCursor(self.feed, CONTROL)
-        seen = dependencies(processor.orderer, processor.admission, cursor, processor.orderer.cursors)
+        seen = dependencies(
+            processor.orderer, processor.admission, processor.admission, cursor, processor.orderer.cursors
+        )
         depth = 1 + max([cursor.depth, *(each.depth for each in seen)])
         claim = Claim(party.key, self.identity, DeviceKey(self._device.public), said)
         payload = message_pb2.Message(

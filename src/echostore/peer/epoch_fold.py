@@ -37,6 +37,7 @@ from echostore.kernel.snapshot import TimeframeEntry as RootEntry
 from echostore.kernel.timeframe import Dependency, Position, Timeframe
 from echostore.peer.base_install import base_cursors
 from echostore.peer.discarding import Settled, discard_at
+from echostore.peer.positions import length_at
 from echostore.peer.processor import PartyProcessor
 from echostore.store.feed_store import FeedStore
 from echostore.wire.base_epoch import BaseEpoch, base_mark
@@ -133,13 +134,7 @@ class FoldProcessor(PartyProcessor):
         length = self.feeds_of(kind).length(key)
         if kind != DATA:
             return min(length, self._control.length(feed_id(key)))
-        # What does not count may be needed as a cause of what does, and changes nothing.
-        end = self._data.length(feed_id(key))
-        record = self.admission.by_id.get(feed_id(key))
-        counted = [each for each in record.intervals if each.role is not Role.READER] if record else []
-        if any(start <= end and (stop is None or end < stop) for start, stop, _ in counted):
-            return min(length, end)
-        return min(length, min((start for start, _, _ in counted if start > end), default=length))
+        return length_at(self._data, self.admission, key, length)
 
 
 def fold_to(

@@ -24,6 +24,7 @@ from echostore.peer.asking_past import EpochNotHere, with_others
 from echostore.peer.base_following import open_epoch
 from echostore.peer.control_standing import fold_whole, no_epoch
 from echostore.peer.delivered import Delivered
+from echostore.peer.positions import length_at
 from echostore.peer.processor import PartyProcessor
 from echostore.peer.runtime import PartyRuntime
 from echostore.wire.base_epoch import BaseEpoch
@@ -113,7 +114,7 @@ class PastProcessor(PartyProcessor):
     def held_length(self, kind: str, key: Any) -> int:
         length = super().held_length(kind, key)
         if kind == DATA:
-            return min(length, self._data.length(feed_id(key)))
+            return length_at(self._data, self.admission, key, length)
         return length if self._control is None else min(length, self._control.length(feed_id(key)))
 
 

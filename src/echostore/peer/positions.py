@@ -1,14 +1,15 @@
 """Where a party stands in its feeds: its timeframes, and what a new message must name as processed.
 
 What counts of a feed is decided by the admission: blocks beyond a cut were processed by the orderer but are in neither
-a timeframe nor a dependency, so that a peer that never gets them is not kept waiting.
+a timeframe nor a dependency, so that a peer that never gets them is not kept waiting. Nor is a control feed that nobody
+admitted: it may have been taken in here and be passed on to nobody.
 """
 
 from collections.abc import Iterable, Mapping
 
-from echostore.kernel.ids import FeedId, FeedKey
+from echostore.kernel.ids import FeedId, FeedKey, feed_id
 from echostore.kernel.order import CONTROL, DATA, Cut, FeedCursor, Orderer
-from echostore.kernel.party.admission import Admission
+from echostore.kernel.party.admission import Admission, reach
 from echostore.kernel.party.credentials import Role
 from echostore.kernel.timeframe import Dependency, Position, Timeframe, link_prefix
 from echostore.wire.base_epoch import BaseEpoch
@@ -25,13 +26,20 @@ def data_timeframe(orderer: Orderer, admission: Admission) -> Timeframe:
     return Timeframe.of((feed, position) for feed, position in positions if position is not None)
 
 
-def control_timeframe(orderer: Orderer) -> Timeframe:
-    """Of each control feed the last processed block."""
-    return Timeframe.of(
-        (feed, Position(cursor.length - 1, cursor.link))
-        for feed, cursor in orderer.cursors.items()
-        if cursor.kind == CONTROL and cursor.length
-    )
+def control_timeframe(orderer: Orderer, control: Admission) -> Timeframe:
+    """The last processed blocks of the control feeds that count, and of those that they build on.
+
+    `control` is the admission that control feeds are in: of a child party, its parent's.
+    """
+    cursors = {feed: cursor for feed, cursor in orderer.cursors.items() if cursor.kind == CONTROL and cursor.length}
+    found = cursors.keys() & control.by_id.keys()
+    if len(found) < len(cursors):
+        todo = list(found)
+        while todo:
+            fresh = (cursors[todo.pop()].asserted.keys() & cursors.keys()) - found
+            found |= fresh
+            todo += fresh
+    return Timeframe.of((feed, Position(cursors[feed].length - 1, cursors[feed].link)) for feed in found)
 
 
 def allowed_last(orderer: Orderer, admission: Admission, cursor: FeedCursor) -> Position | None:
@@ -53,9 +61,9 @@ def allowed_last(orderer: Orderer, admission: Admission, cursor: FeedCursor) -> 
 
 
 def dependencies(
-    orderer: Orderer, admission: Admission, own: FeedCursor, moved: Iterable[FeedId]
+    orderer: Orderer, admission: Admission, control: Admission, own: FeedCursor, moved: Iterable[FeedId]
 ) -> tuple[Dependency, ...]:
-    """What a message of `own` must name of the feeds that moved, in ascending order of feed."""
+    """What a message of `own` must name of the feeds that moved, in ascending order of feed; `control` as above."""
     found = []
     for feed in sorted(moved):
         cursor = orderer.cursors.get(feed)
@@ -63,6 +71,8 @@ def dependencies(
             continue
         if cursor.kind == DATA:
             position = allowed_last(orderer, admission, cursor)
+        elif feed not in control.by_id:
+            continue
         else:
             position = Position(cursor.length - 1, cursor.link)
         known = own.asserted.get(feed)
@@ -71,6 +81,15 @@ def dependencies(
         depth = cursor.depth if position.seq == cursor.length - 1 else orderer.mark(feed, position.seq).depth
         found.append(Dependency(feed, position.seq, link_prefix(position.link), depth))
     return tuple(found)
+
+
+def length_at(data: Timeframe, admission: Admission, key: FeedKey, length: int) -> int:
+    """How much of a data feed of some length is looked at to fold the state at a timeframe."""
+    record = admission.by_id.get(feed_id(key))
+    intervals = record.intervals if record is not None else ()
+    counted = [(start, end) for start, end, role in intervals if role is not Role.READER]
+    found = reach(data.length(feed_id(key)), counted)
+    return length if found is None else min(length, found)
 
 
 def cursor_at(key: FeedKey, kind: str, cut: FeedCut | None) -> FeedCursor:

@@ -209,12 +209,13 @@ class PartyProcessor:
         return self.reader.lookup(cursor, seq)
 
     def follow_data(self) -> None:
-        """Follow every admitted data feed of which something is held; none while the base is lost."""
+        """Follow every data feed of which something is held and may count or be built on; none while the base is lost."""
         if self.closed:
             return
-        for feed, record in self.admission.by_id.items():
-            if record.kind is FeedKind.DATA and feed not in self.orderer.cursors and self.feeds.has_feed(record.feed):
-                self.follow(FeedCursor(record.feed, DATA))
+        cursors = self.orderer.cursors
+        for each in self.admission.followed:
+            if each.kind is FeedKind.DATA and feed_id(each.feed) not in cursors and self.feeds.has_feed(each.feed):
+                self.follow(FeedCursor(each.feed, DATA))
 
     def follow(self, cursor: FeedCursor) -> None:
         if cursor.id in self.orderer.cursors:
@@ -263,7 +264,7 @@ class PartyProcessor:
 
     @property
     def control_timeframe(self) -> Timeframe:
-        return control_timeframe(self.orderer)
+        return control_timeframe(self.orderer, (self.parent or self).admission)
 
     def feeds_of(self, kind: str) -> FeedStore:
         """Where feeds of a kind are: a child party's control feeds are its parent's."""
@@ -276,7 +277,7 @@ class PartyProcessor:
         """What this device has processed since the last message of its own feed, in ascending order of feed."""
         # A data feed looks at what moved since it last wrote; a control feed at all control feeds, which are few.
         moved = self.orderer.cursors if own.kind == CONTROL else self.advanced
-        return dependencies(self.orderer, self.admission, own, moved)
+        return dependencies(self.orderer, self.admission, (self.parent or self).admission, own, moved)
 
     def wrote(self, own: FeedCursor) -> None:
         """An own message was built: a data feed's has named all that moved, a control feed's is itself news."""
@@ -525,8 +526,11 @@ class PartyProcessor:
         heed_late(self)
         before = self._admission
         self._admission = None
-        if before is not None and before.digest != self.admission.digest:
-            self._admission_changed = True
+        if before is None:
+            return
+        moved = before.digest != self.admission.digest
+        self._admission_changed |= moved or before.void.keys() != self.admission.void.keys()
+        if moved:
             refold_moved(self, before, self.admission)
 
     def refold(self, items: Iterable[ItemId]) -> None:

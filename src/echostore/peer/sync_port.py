@@ -40,31 +40,31 @@ class PartySyncPort:
         self._written_callbacks: list[Callable[[FeedTip, Blocks], None]] = []
         self._held_back: dict[FeedKey, int] | None = None
         """While blocks are shown that are not durable yet: what to tell once they are, of each feed once."""
-        self._known: set[FeedKey] = {admitted.feed for admitted in party.runtime.processor.admission.feeds}
+        self._known: set[FeedKey] = {followed.feed for followed in party.runtime.processor.admission.followed}
         party.runtime.on_written.append(self._written)
         party.runtime.on_durable.append(self._grew)
         party.runtime.processor.on_admission.append(self._admission_moved)
         party.runtime.processor.on_processed.append(self._processed)
 
     def feeds(self) -> list[FeedTip]:
-        """Every admitted feed with its tip, and the branches kept as evidence."""
+        """Every feed that is followed with its tip, and the branches kept as evidence."""
         with self._party.reading() as runtime:
             found: list[FeedTip] = []
             for held in runtime.feeds.feeds():
-                if self._admitted(held.key):
+                if self._followed(held.key):
                     found.append(FeedTip(held.key, held.kind, Tip(held.length, held.last_link)))
                     found.extend(self._branch_tips(held.key, held.kind))
             known = {tip.feed for tip in found}
-            # Admitted feeds of which nothing is held yet are asked for as well.
-            for admitted in runtime.processor.admission.feeds:
-                if admitted.feed not in known and not (runtime.data_held and admitted.kind.value != CONTROL):
-                    runtime.feeds.add_feed(admitted.feed, admitted.kind.value)
-                    found.append(FeedTip(admitted.feed, admitted.kind.value, Tip(0, _NO_LINK)))
+            # Those of which nothing is held yet are asked for as well.
+            for each in runtime.processor.admission.followed:
+                if each.feed not in known and not (runtime.data_held and each.kind.value != CONTROL):
+                    runtime.feeds.add_feed(each.feed, each.kind.value)
+                    found.append(FeedTip(each.feed, each.kind.value, Tip(0, _NO_LINK)))
             return found
 
     def tips(self, key: FeedKey) -> list[FeedTip]:
         with self._party.reading() as runtime:
-            if not self._admitted(key) or not runtime.feeds.has_feed(key):
+            if not self._followed(key) or not runtime.feeds.has_feed(key):
                 return []
             held = runtime.feeds.feed(key)
             return [FeedTip(key, held.kind, Tip(held.length, held.last_link)), *self._branch_tips(key, held.kind)]
@@ -87,7 +87,7 @@ class PartySyncPort:
         self, key: FeedKey, start: int, blocks_max: int, bytes_max: int, toward: Link
     ) -> tuple[Sequence[bytes], Head] | Gone | None:
         with self._party.reading() as runtime:
-            if not runtime.feeds.has_feed(key) or not self._admitted(key):
+            if not runtime.feeds.has_feed(key) or not self._followed(key):
                 return None
             held = runtime.feeds.feed(key)
             if held.kind == CONTROL and start < held.base:
@@ -177,7 +177,7 @@ class PartySyncPort:
 
     def _written(self, append: Append) -> None:
         """Own blocks, durable now, on their way out without another look at the store."""
-        if self._written_callbacks and self._admitted(append.feed):
+        if self._written_callbacks and self._followed(append.feed):
             kind = self._party.runtime.feeds.feed(append.feed).kind
             tip = FeedTip(append.feed, kind, Tip(append.head.length, append.head.link))
             written = Blocks(append.feed, append.start_seq, tuple(append.payloads), append.head, more=False)
@@ -199,24 +199,24 @@ class PartySyncPort:
 
     def _admission_moved(self) -> None:
         """Feeds that have just been admitted are news to the other side as well."""
-        admission = self._party.runtime.processor.admission
-        fresh = [admitted for admitted in admission.feeds if admitted.feed not in self._known]
-        self._known = {admitted.feed for admitted in admission.feeds}
+        followed = self._party.runtime.processor.admission.followed
+        fresh = [each for each in followed if each.feed not in self._known]
+        self._known = {each.feed for each in followed}
         feeds = self._party.runtime.feeds
-        for admitted in fresh:
-            if self._party.runtime.data_held and admitted.kind.value != CONTROL:
+        for each in fresh:
+            if self._party.runtime.data_held and each.kind.value != CONTROL:
                 continue
-            if not feeds.has_feed(admitted.feed):
-                feeds.add_feed(admitted.feed, admitted.kind.value)
-            self._grew(admitted.feed, feeds.length(admitted.feed))
+            if not feeds.has_feed(each.feed):
+                feeds.add_feed(each.feed, each.kind.value)
+            self._grew(each.feed, feeds.length(each.feed))
 
     def data_released(self) -> None:
         """Data feeds are asked for from now on."""
         runtime = self._party.runtime
-        for admitted in runtime.processor.admission.feeds:
-            if not runtime.feeds.has_feed(admitted.feed):
-                runtime.feeds.add_feed(admitted.feed, admitted.kind.value)
-            self._grew(admitted.feed, runtime.feeds.length(admitted.feed))
+        for each in runtime.processor.admission.followed:
+            if not runtime.feeds.has_feed(each.feed):
+                runtime.feeds.add_feed(each.feed, each.kind.value)
+            self._grew(each.feed, runtime.feeds.length(each.feed))
 
     def control_begun(self) -> None:
         """Control feeds begin elsewhere: what follows is asked for from there."""
@@ -241,13 +241,13 @@ class PartySyncPort:
         for callback in list(self._callbacks):
             callback(key, length)
 
-    def _admitted(self, key: FeedKey) -> bool:
+    def _followed(self, key: FeedKey) -> bool:
         runtime = self._party.runtime
-        admitted = runtime.processor.admission.by_id.get(feed_id(key))
-        if admitted is None or admitted.feed != key:
+        found = runtime.processor.admission.follows(feed_id(key))
+        if found is None or found.feed != key:
             return False
         # A party that waits for its epoch knows of its own data feed alone: the others begin where the epoch ends.
-        if not runtime.data_held or admitted.kind.value == CONTROL:
+        if not runtime.data_held or found.kind.value == CONTROL:
             return True
         return runtime.feeds.has_feed(key) and runtime.feeds.feed(key).own
 
@@ -256,13 +256,13 @@ class PartySyncPort:
         return [FeedTip(key, kind, Tip(head.length, head.link), branch=True) for head in feeds.branch_heads(key)]
 
     def _refuse(self, key: FeedKey, kind: str, head: Head) -> Rejection | None:
-        if self._admitted(key):
+        if self._followed(key):
             return None
         if kind != CONTROL or self._party.runtime.processor.parent is not None:
             return Rejection(Reason.UNADMITTED, fatal=False)
         feeds = self._party.runtime.feeds
         genesis = feeds.about("genesis_feed")
-        limbo = [held for held in feeds.feeds() if held.kind == CONTROL and not self._admitted(held.key)]
+        limbo = [held for held in feeds.feeds() if held.kind == CONTROL and not self._followed(held.key)]
         too_many = len(limbo) >= LIMBO_FEEDS_MAX and key not in {held.key for held in limbo}
         if key != genesis and (too_many or head.length > LIMBO_BLOCKS_MAX):
             return Rejection(Reason.UNADMITTED, fatal=False)

@@ -13,11 +13,14 @@ changes that reach it; concurrent role changes all start at the least of their b
 over direct membership and groups. What a final epoch contained before a credential, that credential's bound does not
 reach (`pins`).
 
+A feed whose admission was voided (its issuer was removed at the same time) is not admitted, but still followed: what
+others wrote before they heard of that names its blocks.
+
 An `Admission` is a value: two peers with equal digests read the same blocks. `build` makes it from the ledger.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -84,12 +87,28 @@ class Admission:
     feeds: tuple[FeedAdmission, ...]
     digest: bytes
     by_id: Mapping[FeedId, FeedAdmission] = field(compare=False, repr=False)
+    void: Mapping[FeedId, FeedAdmission] = field(compare=False, repr=False, default_factory=dict)
+    """Feeds that are not admitted, though somebody who had heard less may have thought so and built on their blocks. Of
+    these nothing counts, and they are in no digest; but they are passed on and followed, or who lacks such a block would
+    wait for ever where others do not."""
 
     @staticmethod
-    def of(party: PartyKey, child: PartyKey | None, feeds: Iterable[FeedAdmission]) -> "Admission":
+    def of(
+        party: PartyKey, child: PartyKey | None, feeds: Iterable[FeedAdmission], void: Iterable[FeedAdmission] = ()
+    ) -> "Admission":
         ordered = tuple(sorted(feeds, key=lambda admitted: admitted.feed))
         digest = hashlib.sha256(_encode(party, child, ordered)).digest()
-        return Admission(party, child, ordered, digest, {feed_id(admitted.feed): admitted for admitted in ordered})
+        by_id = {feed_id(admitted.feed): admitted for admitted in ordered}
+        lapsed = sorted(void, key=lambda each: (each.feed, each.kind, each.identity, each.device))
+        return Admission(party, child, ordered, digest, by_id, {feed_id(each.feed): each for each in lapsed})
+
+    @property
+    def followed(self) -> Iterable[FeedAdmission]:
+        """The feeds whose blocks are passed on and put in order: the admitted and the void ones."""
+        return (*self.feeds, *self.void.values())
+
+    def follows(self, feed: FeedId) -> FeedAdmission | None:
+        return self.by_id.get(feed) or self.void.get(feed)
 
     def role_at(self, feed: FeedId, seq: int) -> Role | None:
         """The role in which the block was written; None when it does not count at all."""
@@ -107,18 +126,39 @@ class Admission:
         return Reason.READER if role is Role.READER and admitted.kind is FeedKind.DATA else None
 
 
+def reach(end: int, counted: Collection[tuple[int, int | None]]) -> int | None:
+    """How much of a data feed belongs to a moment whose timeframe ends the feed at `end`; None for all that there is.
+
+    A timeframe names the last block that counts, of those in the intervals `counted`. Blocks behind it that do not count
+    may still be causes of what does, in other feeds, and change nothing: so it reaches up to the next one that counts.
+    """
+    if any(start <= end and (stop is None or end < stop) for start, stop in counted):
+        return end
+    return min((start for start, _ in counted if start > end), default=None)
+
+
 Forks = Mapping[FeedKey, Iterable[tuple[int, Event | None]]]
 """Where feeds were proven to fork, with the credential that says so; None where two messages themselves do."""
 
 
-def build(ledger: Ledger, forks: Forks, child: PartyKey | None, pins: Pins = NO_PINS) -> Admission:
-    """The admission that the valid credentials give. Without a child: control feeds and the party's own data feeds."""
+def build(
+    ledger: Ledger, forks: Forks, child: PartyKey | None, pins: Pins = NO_PINS, claimed: Iterable[FeedAdmit] = ()
+) -> Admission:
+    """The admission that the valid credentials give. Without a child: control feeds and the party's own data feeds.
+
+    `claimed` are admissions that could have been valid: those that are not make feeds void.
+    """
     feeds = []
     for entries in ledger.feeds.values():
         entry = _representative(ledger, entries)
         if entry.admit.child == child:
             feeds.append(_admit(ledger, forks, entry, pins))
-    return Admission.of(ledger.party, child, feeds)
+    void = [
+        FeedAdmission(admit.feed, admit.kind, admit.identity, admit.device, child, (), Reason.UNADMITTED)
+        for admit in claimed
+        if admit.child == child and feed_id(admit.feed) not in ledger.feeds
+    ]
+    return Admission.of(ledger.party, child, feeds, void)
 
 
 def _representative(ledger: Ledger, entries: list[AdmittedAs]) -> AdmittedAs:

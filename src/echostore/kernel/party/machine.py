@@ -129,7 +129,9 @@ class PartyMachine:
             self._admissions_revision = self._verdicts.revision
         found = self._admissions.get(child)
         if found is None or self._child_pins.get(child) != pins.key:
-            found = self._admissions[child] = build(ledger, self._verdicts.fork_evidence, child, pins)
+            verdicts = self._verdicts
+            found = build(ledger, verdicts.fork_evidence, child, pins, verdicts.hopeful_feeds)
+            self._admissions[child] = found
             self._child_pins[child] = pins.key
         return found
 

@@ -45,6 +45,7 @@ from echostore.kernel.party.credentials import (
     MemberRemove,
     PartyGenesis,
     PartyKind,
+    Role,
     RoleChange,
 )
 from echostore.kernel.party.hope import Hope, RepeatKey, repeat_key
@@ -54,6 +55,10 @@ from echostore.kernel.reasons import Reason
 
 FEEDS_PER_DEVICE_MAX: Final = 64
 """A device opens feeds without asking; this bounds what a hostile one makes every peer keep."""
+
+
+CLAIMS_PER_ISSUER_MAX: Final = 256
+"""Feeds that an identity may have followed though their admissions do not count: an admin admits some for each newcomer."""
 
 
 class Targets(NamedTuple):
@@ -117,6 +122,9 @@ class Verdicts:
         self._claimed: defaultdict[FeedId, set[FeedAdmit]] = defaultdict(set)
         self._claimed_by: defaultdict[DevicePair, int] = defaultdict(int)
         self._claimed_last: dict[DevicePair, Stamp] = {}
+        self.hopeful_feeds: set[FeedAdmit] = set()
+        """Admissions that could have counted, whether they do or not."""
+        self._hopeful_of: defaultdict[IdentityKey, int] = defaultdict(int)
         self._grouped: defaultdict[IdentityKey, set[IdentityKey]] = defaultdict(set)
         self._geneses: list[Event] = []
         self._hope = Hope()
@@ -166,6 +174,9 @@ class Verdicts:
         refusal = self._refused_as_it_stands(event)
         if refusal is not None:
             self.refusals[event] = refusal
+            if refusal.reason is Reason.FORK:  # who had not heard of the fork has let it count
+                self._note_hopeful(event)
+                self._hope.note(event)
             return
         assert event.claim is not None
         said = event.claim.assertion
@@ -176,6 +187,7 @@ class Verdicts:
             self.epoch_events.append(event)
         idle = self._hope.none_for(event) or (self._settled and self._repeats(event))
         unsettles = self._settled and not idle and self._unsettles(event)
+        self._note_hopeful(event)
         self._note(event)
         if unsettles:
             self._settled = False
@@ -258,6 +270,21 @@ class Verdicts:
         key = repeat_key(event)
         if key is not None and not self._repeats(event):
             self._said[key].append(event)
+
+    def _note_hopeful(self, event: Event) -> None:
+        """Keep the name of a feed that others may have admitted, whatever becomes of it here."""
+        assert event.claim is not None
+        said, issuer = event.claim.assertion, event.claim.issuer
+        if not isinstance(said, FeedAdmit) or _without_proof(said) in self.hopeful_feeds:
+            return
+        own = said.identity == issuer and said.device == event.claim.device
+        role = self._hope.role(issuer)
+        if role is None or not (own or role >= Role.ADMIN):
+            return
+        if self._hopeful_of[issuer] < CLAIMS_PER_ISSUER_MAX:
+            self._hopeful_of[issuer] += 1
+            self.hopeful_feeds.add(_without_proof(said))
+            self.revision += 1
 
     def _note_feed(self, event: Event, admit: FeedAdmit) -> None:
         pair = (admit.identity, admit.device)

@@ -55,11 +55,11 @@ class SyncPort(Protocol):
     """One party of one peer, as replication sees it. Lengths count blocks; a tip of length 0 is an empty feed."""
 
     def feeds(self) -> Iterable[FeedTip]:
-        """Every admitted feed with its tip, and the branches kept as evidence marked as such."""
+        """Every feed that is followed (admitted, or in vain) with its tip, and the branches kept as evidence marked as such."""
         ...
 
     def tips(self, key: FeedKey) -> Sequence[FeedTip]:
-        """The same for one feed: the tip in use first, then branches; empty when the feed is not admitted."""
+        """The same for one feed: the tip in use first, then branches; empty when the feed is not followed."""
         ...
 
     def own(self, key: FeedKey) -> bool:

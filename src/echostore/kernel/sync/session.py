@@ -15,8 +15,8 @@ Invariants (tests cite them by number)
     S1  Nothing but Hello is sent before the other side's Hello of the same version was heard.
     S2  At most REQUESTS_MAX requests are open, at most one per feed.
     S3  Bytes asked for and not yet stored stay within CREDIT_BYTES, or are one range that alone is larger.
-    S4  Only admitted feeds are asked for, and the beginning of control feeds in limbo: at most LIMBO_FEEDS_MAX ranges
-        of at most LIMBO_RANGE_BYTES.
+    S4  Only feeds that the party follows (admitted, or in vain) are asked for, and the beginning of control feeds in
+        limbo: at most LIMBO_FEEDS_MAX ranges of at most LIMBO_RANGE_BYTES.
     S5  While an admitted control feed is behind, no data feed is asked for, unless control brought nothing for
         CONTROL_PATIENCE_S.
     S6  Ranges of a feed reach the store in the order of their blocks, one at a time, each ending at a head; a range

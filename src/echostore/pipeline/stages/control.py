@@ -294,7 +294,7 @@ def _tell_party(folded: FoldedParty, child: PartyKey | None, base: dict[str, Any
 
 
 def _tell_admission(party: PartyKey, admission: Admission, bundler: Bundler) -> None:
-    for admitted in admission.by_id.values():
+    for admitted in admission.followed:
         shared = {
             "party": party,
             "feed": admitted.feed,

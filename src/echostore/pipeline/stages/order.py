@@ -22,6 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from echostore.kernel.ids import FeedKey, PartyKey, feed_id
+from echostore.kernel.party.admission import reach
+from echostore.kernel.party.credentials import Role
 from echostore.kernel.reasons import Reason
 from echostore.pipeline import schemas
 from echostore.pipeline.stages import asserted
@@ -109,7 +111,7 @@ def order_blocks(
     plan = plan_pieces(
         runs,
         before=_before(previous),
-        limits=_limits(runs, limits or {}),
+        limits=_limits(runs, limits or {}, admission),
         floors=floors,
         tasks_min=2 * width,
     )
@@ -206,12 +208,21 @@ def _before(previous: Rows | None) -> dict[Place, Before]:
     }
 
 
-def _limits(runs: pa.Table, limits: Limits) -> Mapping[Place, int]:
-    return {
-        (party, feed): limits[PartyKey(party)].data.get(feed_id(FeedKey(feed)), 0)
-        for party, feed in (set(_places(runs)) if limits else ())
-        if party in limits
-    }
+def _limits(runs: pa.Table, limits: Limits, admission: pa.Table) -> Mapping[Place, int]:
+    if not limits:
+        return {}
+    counted: dict[Place, list[tuple[int, int | None]]] = {}
+    for row in admission.to_pylist():
+        if row["role"] not in (None, Role.READER.label):
+            counted.setdefault((row["party"], row["feed"]), []).append((row["start"], row["end"]))
+    found = {}
+    for party, feed in set(_places(runs)):
+        if party in limits:
+            end = limits[PartyKey(party)].data.get(feed_id(FeedKey(feed)), 0)
+            limit = reach(end, counted.get((party, feed), ()))
+            if limit is not None:
+                found[party, feed] = limit
+    return found
 
 
 def _rows_expected(plan: Plan) -> int:

@@ -82,8 +82,8 @@ class _Folding:
             if feed_id(key) not in self._orderer.cursors:
                 self._follow(self._feeds[key])
         self._deliver(list(self._orderer.cursors))
-        for identity, record in self._membership.admission().by_id.items():
-            if record.kind is FeedKind.DATA and identity not in self._orderer.cursors:
+        for record in self._membership.admission().followed:
+            if record.kind is FeedKind.DATA and feed_id(record.feed) not in self._orderer.cursors:
                 # Never read here. A control message that names one is of the wrong kind, and no longer waits.
                 self._orderer.add(FeedCursor(record.feed, DATA))
         self._deliver(list(self._orderer.cursors))
