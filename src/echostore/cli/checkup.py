@@ -354,6 +354,23 @@ def _standing(party: "Party", name: str) -> Iterator[Finding]:
     else:
         yield Finding(f"{name} stalls", "none")
     yield from _times(party, name)
+    yield from _epoch(party, name)
+
+
+def _epoch(party: "Party", name: str) -> Iterator[Finding]:
+    """Whether the epoch that the MetaStore keeps is the one that the party stands on."""
+    from echostore.peer.accepted_base import disagreement
+
+    base = party.runtime.processor.base
+    try:
+        odd = disagreement(party.runtime.processor, party.peer.epochs(party.key).accepted())
+    except Corrupt as error:
+        odd = error.what
+    step = "Open the party to write (`echostore serve`): it is looked at again."
+    if odd:
+        yield Finding(f"{name} epoch", odd, Level.WARNING, step)
+    elif base is not None:
+        yield Finding(f"{name} epoch", f"stands on epoch {base.name.number}")
 
 
 def _times(party: "Party", name: str) -> Iterator[Finding]:

@@ -28,7 +28,9 @@ from echostore.kernel.party.credentials import (
     PartyKind,
     Profile,
 )
+from echostore.peer.accepted_base import accepted_base, leave_parent, open_on_accepted, stand_on_accepted
 from echostore.peer.anchors import Anchor
+from echostore.peer.epoch_agreement import AcceptedEpoch, kept_epoch
 from echostore.peer.identity import JoinRequest, Welcome
 from echostore.peer.party import Party
 from echostore.peer.processor import PartyProcessor
@@ -39,6 +41,7 @@ from echostore.store.damage_mark import discard, is_marked
 from echostore.store.feed_store import FeedStore
 from echostore.store.item_store import ItemStore
 from echostore.store.meta_store import KnownFeed, KnownParty, PartyState
+from echostore.wire.base_epoch import BaseEpoch
 from echostore.wire.credentials import sign_credential, with_feed_proof
 from echostore.wire.generated import credential_pb2
 from echostore.wire.signing import SigningKey
@@ -405,32 +408,61 @@ class PartyOpener:
         *,
         mendable: bool,
     ) -> PartyProcessor:
-        """A processor that is open. Where pages are lost that opening needs, the base is given up until it is back."""
+        """A processor that is open, on the base that the feeds name or else on the epoch that the MetaStore keeps."""
+        kept = None if items is not None and items.damaged else self._accepted(known)
+        return open_on_accepted(
+            feeds,
+            lambda: accepted_base(kept, feeds, blobs, self._peer.models),
+            lambda base: self._opened(known, feeds, items, blobs, parent, base, mendable=mendable),
+        )
+
+    def _opened(
+        self,
+        known: KnownParty,
+        feeds: FeedStore,
+        items: ItemStore | None,
+        blobs: BlobStore | None,
+        parent: Party | None,
+        base: BaseEpoch | None,
+        *,
+        mendable: bool,
+    ) -> PartyProcessor | None:
+        """Where pages are lost that opening needs, the base is given up until it is back. None: `base` is not final."""
         given_up = ""
         while True:
-            above = parent.runtime.processor if parent else None
             processor = PartyProcessor(
                 known.key,
                 feeds=feeds,
                 items=items,
                 factory=self._peer.models,
                 blobs=blobs,
-                parent=above,
+                parent=parent.runtime.processor if parent else None,
                 limit=self._limit(known),
             )
+            processor.base = base
             try:
                 processor.stand(given_up=given_up, mendable=mendable)
+                if base is not None and not stand_on_accepted(
+                    processor, base, writable=mendable and not self._peer.read_only
+                ):
+                    leave_parent(processor)
+                    return None
                 if not processor.closed:
                     processor.begin()
                 return processor
             except BaseException as error:
-                if above is not None and processor in above.children:
-                    above.children.remove(processor)
+                leave_parent(processor)
                 if not isinstance(error, Corrupt) or processor.damage is None or processor.closed or given_up:
                     raise
                 if items is not None and items.damaged:
                     raise
                 given_up = error.what
+
+    def _accepted(self, known: KnownParty) -> AcceptedEpoch | None:
+        try:
+            return kept_epoch(self._peer.meta.setting, known.key)
+        except Corrupt:
+            return None  # a second chance, and no more: the next look at the epochs writes it anew
 
     def pause(self, party: Party) -> None:
         """Remember, durably, how far a party was processed, and process no further."""
