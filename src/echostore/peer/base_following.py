@@ -5,17 +5,22 @@ recomputed or declared it) adopts it; until then it goes on from the base it has
 `stand_on` is for who fetched one instead.
 """
 
+import logging
 from typing import TYPE_CHECKING
 
 from echostore.kernel.errors import Corrupt, NotFound
 from echostore.kernel.ids import Cid, FeedId, ItemId
 from echostore.kernel.order import CONTROL
 from echostore.kernel.party.epoch_chain import Epoch
-from echostore.peer.base_standing import adopt, covers, install
+from echostore.peer.base_standing import adopt, covers, forsake, install
+from echostore.peer.positions import counts_alike
 from echostore.wire.base_epoch import FETCHING_KEY, MENDING_KEY, BaseEpoch, BaseName, holes_key
 
 if TYPE_CHECKING:
     from echostore.peer.runtime import PartyRuntime
+
+
+_log = logging.getLogger("echostore.bootstrap")
 
 
 class BaseFollower:
@@ -40,12 +45,27 @@ class BaseFollower:
             return  # what was folded may lack something: an epoch is installed then, not adopted
         found = newest_final(runtime)
         base = processor.base
+        if unfounded(runtime):
+            self._forsake()
+            return
         if found is None or (base is not None and found.number <= base.name.number) or outvoted(runtime):
             return
         candidate = open_epoch(runtime, found)
         if candidate is not None and covers(processor, candidate):
             differing = differing_items(runtime, candidate) if candidate.name.discards else ()
             adopt(processor, candidate, differing)
+
+    def _forsake(self) -> None:
+        runtime = self._runtime
+        assert runtime.processor.base is not None
+        details = {"party": runtime.party.hex(), "epoch": runtime.processor.base.name.number}
+        _log.warning(
+            "blocks inside an epoch that is not final count otherwise now: the history is taken", extra=details
+        )
+        runtime.flush()
+        forsake(runtime.processor)
+        runtime.source.checkpointed()
+        runtime.checkpoint()
 
 
 def stand_on(runtime: "PartyRuntime", base: BaseEpoch) -> str:
@@ -86,6 +106,21 @@ def outvoted(runtime: "PartyRuntime") -> bool:
     tally = processor.membership.machine.epoch_tally(processor.child_key)
     named = tally.accepted(processor.base.name.number)
     return named is not None and named.final and named.hash != processor.base.name.genesis
+
+
+def unfounded(runtime: "PartyRuntime") -> bool:
+    """Whether the party stands on an epoch that nothing makes final, and blocks inside it count otherwise by now.
+
+    Only a final epoch keeps what it contains; of this one a removal or a fork that came later takes some. Who has truncated
+    its own feed can't go back, and waits for the next final epoch.
+    """
+    processor = runtime.processor
+    base, latest = processor.base, newest_final(runtime)
+    if base is None or (latest is not None and latest.number >= base.name.number):
+        return False
+    if runtime.data is not None and runtime.feeds.feed(runtime.data.cursor.key).base:
+        return False
+    return not counts_alike(base, processor.admission)
 
 
 def newest_final(runtime: "PartyRuntime") -> Epoch | None:

@@ -5,6 +5,7 @@
     start_from_base   opening without a checkpoint: the items of the base, cursors at its cut
     adopt             a peer that has processed all of an epoch: from now on everything is folded from it
     install           a peer that has none of it: the epoch's items take the place of the history
+    forsake           a peer that began from an epoch which was not final, and whose blocks count otherwise by now
 
 The base is named durably first, in the FeedStore. Items that do not belong to it are made anew at the next opening, so
 a crash between the two costs time and nothing else.
@@ -169,6 +170,33 @@ def install(
     processor.orderer.restart()
     # The next own message names all of the base as processed.
     processor.advanced.update(feed for feed, cursor in processor.orderer.cursors.items() if cursor.length)
+    processor.advance(list(processor.orderer.cursors))
+
+
+def forsake(processor: "PartyProcessor") -> None:
+    """Stand on no epoch any more: everything is folded from the first message on.
+
+    Feeds of others that begin at its cut begin at their first block again, and have none: they are asked for.
+    """
+    items, feeds = processor.items, processor.feeds
+    assert items is not None, "who stands on an epoch that is not final has its items"
+    begun = [held.key for held in feeds.feeds() if held.kind == DATA and held.base and not held.own]
+    feeds.begin_at(dict.fromkeys(begun, (0, NO_LINK)), {BASE_KEY: b""}, back=True)
+    processor.base = None
+    processor.orderer.set_base(processor.order_cuts())
+    before = {*items.scan("1", ()), *processor.state.dirty}
+    items.clear()
+    processor.touches, processor.new_rejects, processor.touched.unread = [], [], None
+    for cursor in processor.orderer.cursors.values():
+        if cursor.kind == DATA:
+            put_back(cursor, FeedCursor(cursor.key, DATA))
+            cursor.held = processor.held_length(DATA, cursor.key)
+            processor.moved.add(cursor.id)
+    processor.state.start_over(())
+    processor.state.changed.update(before)
+    processor.reader.forget()
+    processor.orderer.restart()
+    processor.advanced.update(processor.orderer.cursors)
     processor.advance(list(processor.orderer.cursors))
 
 

@@ -20,8 +20,7 @@ from echostore.kernel.items.discarding import LeftOut, Waits
 from echostore.kernel.items.record import ItemRecord
 from echostore.kernel.models.factory import ModelFactory
 from echostore.kernel.order import CONTROL, DATA, Delivery
-from echostore.kernel.party.admission import Admission
-from echostore.kernel.party.credentials import EpochGenesis, Role, TimeframeEntry
+from echostore.kernel.party.credentials import EpochGenesis, TimeframeEntry
 from echostore.kernel.snapshot import (
     UNPLACED_VERSION,
     ItemKey,
@@ -37,14 +36,14 @@ from echostore.kernel.snapshot import TimeframeEntry as RootEntry
 from echostore.kernel.timeframe import Dependency, Position, Timeframe
 from echostore.peer.base_install import base_cursors
 from echostore.peer.discarding import Settled, discard_at
-from echostore.peer.positions import length_at
+from echostore.peer.positions import counts_alike, length_at
 from echostore.peer.processor import PartyProcessor
 from echostore.store.feed_store import FeedStore
 from echostore.wire.base_epoch import BaseEpoch, base_mark
 from echostore.wire.cids import PROTOBUF, cid_of
 from echostore.wire.epochs import FeedCut, encode_cut
 from echostore.wire.items import encode_moves, encode_record
-from echostore.wire.membership import membership_blobs, membership_state, read_membership
+from echostore.wire.membership import membership_blobs, membership_state
 from echostore.wire.placements import (
     PlacementReader,
     SortedPlacements,
@@ -256,38 +255,6 @@ def timeframe_of(entries: Iterable[TimeframeEntry | RootEntry]) -> Timeframe:
         key = entry.feed_key if isinstance(entry, RootEntry) else entry.feed
         found.append((feed_id(key), Position(entry.seq, entry.link)))
     return Timeframe.of(found)
-
-
-def counts_alike(base: BaseEpoch, admission: Admission) -> bool:
-    """Whether the blocks inside an earlier epoch count under an admission as they did in it."""
-    state = read_membership(base.root.membership_root, base.blob)
-    before = {
-        feed_id(FeedKey(each.feed)): [
-            (interval.start, None if interval.open else interval.end, interval.role) for interval in each.intervals
-        ]
-        for each in state.feeds
-    }
-    for feed, cut in base.cuts.items():
-        if cut.control:
-            continue
-        record = admission.by_id.get(feed)
-        if _up_to(before.get(feed, ()), cut.length) != _up_to(record.intervals if record else (), cut.length):
-            return False
-    return True
-
-
-def _up_to(intervals: Iterable[tuple[int, int | None, int]], length: int) -> list[tuple[int, int, int]]:
-    """Intervals as far as they lie below a length, joined where the role goes on."""
-    found: list[tuple[int, int, int]] = []
-    for start, end, role in intervals:
-        stop = length if end is None else min(end, length)
-        if start >= stop or role == Role.READER:
-            continue
-        if found and found[-1][1] == start and found[-1][2] == role:
-            found[-1] = (found[-1][0], stop, role)
-        else:
-            found.append((start, stop, int(role)))
-    return found
 
 
 def _short_of(processor: FoldProcessor, data: Timeframe, control: Timeframe) -> bool:

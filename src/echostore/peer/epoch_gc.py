@@ -232,6 +232,9 @@ def _kept(runtime: "PartyRuntime") -> set[Cid]:
     kept.update(kept_records(runtime))
     base = runtime.processor.base
     first = base.name.number if base is not None else 1
+    if base is not None:  # whether or not the chain still has it: its declarer may have been removed meanwhile
+        kept.update((base.name.snapshot, base.name.cut, *snapshot_blobs(base.root, blobs.get)))
+        kept.update(cut_pages(blobs.get(base.name.cut)))
     for epoch in _chain(runtime):
         genesis = epoch.genesis
         # Of the epoch below the base the cut is kept: the next one may be truncated there.

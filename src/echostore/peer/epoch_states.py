@@ -12,7 +12,7 @@ before) it is the one before that, and so on. So the state follows from the gene
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from echostore.kernel.errors import Compacted, EchoError, NotFound
@@ -82,14 +82,20 @@ class EpochStates:
             folded = fold(None)
             return None if folded is None else _Made(folded, self._stored)
         for anew in (False, True):
-            base = self._base(name, predecessors, anew=anew)
-            if base is None:
+            found = self._base(name, predecessors, anew=anew)
+            if found is None:
                 return None
+            base, made = found
             try:
                 folded = fold(base)
             except MissingBlob:
                 continue  # pages of it are lost: it is made again
-            return None if folded is None else _Made(folded, base.blob)
+            if folded is None:
+                return None
+            if made is None:
+                return _Made(folded, base.blob)
+            # What it shares with a predecessor that is in memory alone comes with it: who keeps the one keeps all of it.
+            return _Made(replace(folded, blobs={**made.folded.blobs, **folded.blobs}), made.shared)
         return None
 
     def _keep_waits(self, number: int, folded: Folded) -> None:
@@ -132,26 +138,26 @@ class EpochStates:
             previous = before.previous
         yield b""
 
-    def _base(self, name: bytes, predecessors: int, *, anew: bool) -> BaseEpoch | None:
+    def _base(self, name: bytes, predecessors: int, *, anew: bool) -> "tuple[BaseEpoch, _Made | None] | None":
         """An epoch to fold from: the one that the party stands on, one that is believed, or one that is made first.
 
-        `anew`: of the one that is here not all is left.
+        That one comes with how it was made. `anew`: of the one that is here not all is left.
         """
         with self._party.lock:
             runtime = self._party.runtime
             standing = runtime.processor.base
             if standing is not None and standing.name.genesis == name and not anew:
                 # Opened beside it: what a fold misses is made again, and says nothing about the live party.
-                return BaseEpoch(standing.name, self._stored, runtime.processor.factory)
+                return BaseEpoch(standing.name, self._stored, runtime.processor.factory), None
             genesis = self._declared(name)
             here = genesis is not None and runtime.blobs is not None and not anew
             opened = _opened(runtime, genesis, name) if here and genesis is not None else None
             if genesis is None or (opened is not None and self._believed(genesis.number, name)):
-                return opened
+                return None if opened is None else (opened, None)
         made = self._at(genesis, predecessors - 1) if predecessors else None
         if not isinstance(made, _Made) or (made.folded.cid, made.folded.cut) != (genesis.snapshot, genesis.cut):
             return None
-        return BaseEpoch(BaseName.of(genesis, name), made.blob, runtime.processor.factory)
+        return BaseEpoch(BaseName.of(genesis, name), made.blob, runtime.processor.factory), made
 
     def _stored(self, cid: Cid) -> bytes:
         blobs = self._party.runtime.blobs

@@ -14,6 +14,7 @@ from echostore.kernel.party.credentials import Role
 from echostore.kernel.timeframe import Dependency, Position, Timeframe, link_prefix
 from echostore.wire.base_epoch import BaseEpoch
 from echostore.wire.epochs import FeedCut
+from echostore.wire.membership import read_membership
 
 
 def data_timeframe(orderer: Orderer, admission: Admission) -> Timeframe:
@@ -124,4 +125,36 @@ def order_cuts(base: BaseEpoch | None, floor: Mapping[FeedId, FeedCut]) -> dict[
     for feed, cut in floor.items():
         if feed not in found or found[feed].length < cut.length:
             found[feed] = Cut(cut.length, cut.link, cut.depth)
+    return found
+
+
+def counts_alike(base: BaseEpoch, admission: Admission) -> bool:
+    """Whether the blocks inside an earlier epoch count under an admission as they did in it."""
+    state = read_membership(base.root.membership_root, base.blob)
+    before = {
+        feed_id(FeedKey(each.feed)): [
+            (interval.start, None if interval.open else interval.end, interval.role) for interval in each.intervals
+        ]
+        for each in state.feeds
+    }
+    for feed, cut in base.cuts.items():
+        if cut.control:
+            continue
+        record = admission.by_id.get(feed)
+        if _up_to(before.get(feed, ()), cut.length) != _up_to(record.intervals if record else (), cut.length):
+            return False
+    return True
+
+
+def _up_to(intervals: Iterable[tuple[int, int | None, int]], length: int) -> list[tuple[int, int, int]]:
+    """Intervals as far as they lie below a length, joined where the role goes on."""
+    found: list[tuple[int, int, int]] = []
+    for start, end, role in intervals:
+        stop = length if end is None else min(end, length)
+        if start >= stop or role == Role.READER:
+            continue
+        if found and found[-1][1] == start and found[-1][2] == role:
+            found[-1] = (found[-1][0], stop, role)
+        else:
+            found.append((start, stop, int(role)))
     return found

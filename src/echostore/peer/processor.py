@@ -141,7 +141,8 @@ class PartyProcessor:
         """Told when control has changed which blocks count."""
         self.on_processed: list[Callable[[set[FeedId]], None]] = []
         """Told at the end of a run which feeds it processed further."""
-        self._moved: set[FeedId] = set()
+        self.moved: set[FeedId] = set()
+        """Feeds of which the listeners hear at the end of a run."""
         self.refolded: set[ItemId] = set()
         """Items that were folded again since somebody last looked."""
         self.after_finish: Callable[[], None] = lambda: None
@@ -201,7 +202,7 @@ class PartyProcessor:
 
     def _mirror_control(self, parent: "PartyProcessor") -> None:
         """A child party sees its parent's control feeds as far as the parent has processed them, and never reads them."""
-        self._moved.update(mirror_control(self.orderer, parent.orderer))
+        self.moved.update(mirror_control(self.orderer, parent.orderer))
 
     def _lookup(self, cursor: FeedCursor, seq: int) -> Mark:
         if cursor.kind == CONTROL and self.parent is not None:
@@ -347,7 +348,7 @@ class PartyProcessor:
         if main is None or self.paused:
             return
         self.follow_branches(main)
-        self._moved.add(feed)
+        self.moved.add(feed)
         self.advance([feed])
 
     def advance(self, feeds: Iterable[FeedId]) -> None:
@@ -390,7 +391,7 @@ class PartyProcessor:
             for listener in list(self.listeners):
                 listener(changed, delivered)
         self.after_finish()
-        moved, self._moved = self._moved, set()
+        moved, self.moved = self.moved, set()
         for heard in list(self.on_processed) if moved else ():
             heard(moved)
 
@@ -400,7 +401,7 @@ class PartyProcessor:
             return False
         self.counters.control += 1
         self.advanced.add(event.cursor.id)
-        self._moved.add(event.cursor.id)
+        self.moved.add(event.cursor.id)
         self.membership.receive(event)
         return True
 
@@ -409,7 +410,7 @@ class PartyProcessor:
         feed = cursor.id
         self.counters.delivered += 1
         self.advanced.add(feed)
-        self._moved.add(feed)
+        self.moved.add(feed)
         writer = self.writer(feed, seq)
         if writer is not None:
             self.apply_message(feed, seq, link, envelope, writer)

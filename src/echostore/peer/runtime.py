@@ -146,6 +146,11 @@ class PartyRuntime:
         if self.data is None:
             raise Refused("this device has no feed in the party", next_step="Join the party with this device first.")
         feed = self.data.feed
+        if self.data.cursor.waits_for is not None:
+            raise Refused(
+                "what this device wrote itself rests on messages that are not here",
+                next_step="Connect to a member that has them; then go on.",
+            )
         record = self.processor.admission.by_id.get(feed)
         role = record.role_at(self.data.cursor.length) if record else None
         if record is None or role is None or role is Role.READER:

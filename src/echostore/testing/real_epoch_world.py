@@ -7,7 +7,8 @@
 `echostore.testing.epoch_world` has the same story with stand-ins for everything but the rules: it is quick, and runs for hundreds of
 seeds. This one runs the product itself, on disk: peers write all models, meet in part or in whole, are killed, lose their item
 stores, delete what lies below epochs, join late, start from epochs and from control states, leave out what is old; liars and
-disputers say what they like. In the end
+disputers say what they like. In every seventh run all are honest, and several admins let people in, remove and demote them, each by
+what it knows. In the end
 
     all honest members have one chain and one snapshot CID,
     and so has each of them after it was opened again, as it is and with its items made anew,
@@ -24,7 +25,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import echostore
-from echostore.kernel.errors import Refused
+from echostore.kernel.errors import NotFound, Refused
 from echostore.kernel.party.credentials import EpochGenesis
 from echostore.kernel.party.epoch_chain import Epoch, genesis_of
 from echostore.kernel.party.epoch_policy import EPOCH_DECLARERS, EPOCH_GRACE, EPOCH_MESSAGES, EPOCH_SILENCE
@@ -44,6 +45,10 @@ SETTLE_ROUNDS_MAX: Final = 40
 STALL_S: Final = 60.0
 """After so long without a final epoch the founder removes a member who does not take part."""
 MESSAGES: Final = 8
+CHURN: Final = 0.04
+"""How often somebody changes who belongs to the party, where that is done at all."""
+GUESTS_MAX: Final = 4
+MEMBERS_MIN: Final = 3
 GRACE_S: Final = 3
 SILENCE_S: Final = 40
 START_MS: Final = 1_700_000_000_000
@@ -74,7 +79,8 @@ class RealEpochWorld:
         self.nodes: dict[str, RealEpochNode] = {}
         self._folder = folder
         self._partitions, self._crashes, self._joiners = partitions, crashes, joiners
-        self._discards, self._silence = seed % 3 == 1, seed % 4 == 3
+        self._discards, self._silence, self._churn = seed % 3 == 1, seed % 4 == 3, seed % 7 == 6
+        self._guests = 0
         self._sides: dict[str, int] = {}
         self._declared: dict[bytes, EpochGenesis] = {}
         self._progress = (0, 0.0)
@@ -91,9 +97,9 @@ class RealEpochWorld:
             settings[EPOCH_SILENCE] = SILENCE_S
         party.members.set_policy({name: str(value).encode() for name, value in settings.items()})
         # A minority may be faulty; the founder, who admits and removes, never is.
-        faulty = [LIAR, DISPUTER][: (len(self._names) - 1) // 2]
+        faulty = [LIAR, DISPUTER][: (len(self._names) - 1) // 2] if not self._churn else []
         for name in self._names[1:]:
-            self._admit(name, faulty.pop() if faulty else HONEST)
+            self._admit(first, name, faulty.pop() if faulty else HONEST, "admin" if self._churn else "editor")
         return self
 
     def __exit__(
@@ -110,10 +116,14 @@ class RealEpochWorld:
         self.say(f"{name} is {conduct}")
         return node
 
-    def _admit(self, name: str, conduct: str) -> RealEpochNode:
-        founder, node = self.nodes[self.founder].party, self._add(name, conduct)
-        node.peer.enter(founder.members.admit(node.peer.request_join(self.key), role="editor"))
-        founder.flush()
+    def _admit(self, admin: RealEpochNode, name: str, conduct: str, role: str = "editor") -> RealEpochNode:
+        node = self._add(name, conduct)
+        try:
+            node.peer.enter(admin.party.members.admit(node.peer.request_join(self.key), role=role))
+            admin.party.flush()
+        except Refused:
+            self.nodes.pop(name).close()
+            raise
         return node
 
     def _open(self, name: str) -> Peer:
@@ -143,6 +153,8 @@ class RealEpochWorld:
         chance, roll = self.chance, self.chance.random()
         names = sorted(self.nodes)
         node = self.nodes[chance.choice(names)]
+        if self._churn and chance.random() < CHURN:
+            self._change_members(node)
         if roll < 0.40:
             self._write(node)
         elif roll < 0.65:
@@ -248,9 +260,38 @@ class RealEpochWorld:
 
     def _join(self, name: str) -> RealEpochNode:
         self.say(f"{name} joins late")
-        node = self._admit(name, HONEST)
+        node = self._admit(self.nodes[self.founder], name, HONEST)
         node.party.runtime.data_held = True  # as on a network: it looks for an epoch before it asks for data
         return node
+
+    def _change_members(self, node: RealEpochNode) -> None:
+        """One who believes to be an admin lets somebody in, or removes or demotes one of the others."""
+        chance = self.chance
+        others = sorted(name for name in self.nodes if name not in (node.name, self.founder))
+        deed, whom = chance.choice(("admit", "admit", "remove", "demote", "promote")), chance.choice(others)
+        if not node.up or (deed == "remove" and len(self._members()) <= MEMBERS_MIN):
+            return
+        try:
+            if deed == "admit" and self._guests < GUESTS_MAX:
+                self._guests += 1
+                self.say(f"{node.name} lets guest{self._guests} in")
+                guest = self._admit(node, f"guest{self._guests}", HONEST, chance.choice(("editor", "admin")))
+                guest.party.runtime.data_held = True
+            elif deed == "remove":
+                node.party.members.remove(self.nodes[whom].identity)
+                self.say(f"{node.name} has removed {whom}")
+            elif deed in ("demote", "promote"):
+                role = "admin" if deed == "promote" else chance.choice(("editor", "reader"))
+                node.party.members.change_role(self.nodes[whom].identity, role)
+                self.say(f"{node.name} has made {whom} {role}")
+        except (Refused, NotFound) as refused:
+            self.say(f"{node.name} may not {deed} {whom}: {refused.what}")
+
+    def _members(self) -> list[RealEpochNode]:
+        """Who belongs to the party, as the founder sees it."""
+        with self.nodes[self.founder].party.reading() as runtime:
+            voters = {member.identity for member in runtime.processor.membership.machine.members if member.role}
+        return [node for node in self.nodes.values() if node.identity in voters]
 
     def _remove(self) -> None:
         """The founder removes a member who does not take part, with what it has seen of it as the cut."""
@@ -304,7 +345,10 @@ class RealEpochWorld:
         raise self._unsettled("no agreement\n" + self._differences())
 
     def _honest(self) -> list[RealEpochNode]:
-        return [node for node in self.nodes.values() if node.conduct == HONEST]
+        """Those who have to agree in the end: whom another admin removed need not."""
+        found = [node for node in self.nodes.values() if node.conduct == HONEST]
+        members = {node.name for node in self._members()} if self._churn else set(self.nodes)
+        return [node for node in found if node.name in members]
 
     def agreed(self) -> bool:
         found = [self._summary(node) for node in self._honest()]

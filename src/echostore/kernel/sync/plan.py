@@ -108,6 +108,12 @@ class Track:
         self.held = tip
         return True
 
+    def went_back(self, tip: Tip) -> None:
+        """We hold less of the feed than we did: what follows is asked for again."""
+        self.held, self.processed = tip, min(self.processed, tip.length)
+        self.settled = self.given_up = NO_TIP
+        self.goal, self.comparing, self.evidence_end = None, None, 0
+
     def review(self) -> Tip | None:
         """Set the goal anew after either side moved. Returns a tip that has to be compared with our store first."""
         if self.standing is not Standing.KNOWN:

@@ -387,7 +387,10 @@ class Session:
             track.standing, track.goal = Standing.KNOWN, None
         if not feed.branch:
             before = track.held
-            if track.grew(feed.tip):
+            if feed.tip.length < track.held.length and not own:
+                self._asking.drop_arrivals(track)
+                track.went_back(feed.tip)
+            elif track.grew(feed.tip):
                 track.given_up = NO_TIP
                 self._acknowledge(track)
                 if own:
