@@ -16,9 +16,11 @@ from echostore.kernel.sync.port import Rejection
 from echostore.peer.epoch_agreement import Verdict
 from echostore.peer.epochs import Epochs
 from echostore.peer.party import Party
+from echostore.testing.inmemory import link
 from echostore.wire.signing import SigningKey
 from party_story import Story, device, feed, fid, linearisations, person, remove
 from peer_builder import Circle, Liar
+from test_child_epochs import Play
 
 NAMES = ("ann", "bob", "cat", "eve")
 
@@ -123,13 +125,19 @@ def test_a_removed_member_with_new_feeds_stops_nobody(circle: Circle, tmp_path: 
     assert circle.party("bob").has(item.id)
 
 
-def test_a_control_feed_that_no_credential_names_is_named_by_nobody(circle: Circle) -> None:
-    """Taken in for the case that it admits itself, which it never does."""
+def lone_control_feed(circle: Circle) -> Liar:
+    """Ann has taken in the first block of a control feed that nobody admits."""
     liar = Liar.of(circle, "cat", kind=CONTROL)
     liar._key = SigningKey.generate()
     liar.key = liar._key.public  # type: ignore[assignment]  # a feed of its own
     liar.length, liar.link, liar.depth = 0, bytes(32), 0  # type: ignore[assignment]  # that begins
     assert not isinstance(liar.send(liar.message(depth=1)), Rejection)
+    return liar
+
+
+def test_a_control_feed_that_no_credential_names_is_named_by_nobody(circle: Circle) -> None:
+    """Taken in for the case that it admits itself, which it never does."""
+    liar = lone_control_feed(circle)
     ann = circle.party("ann")
     assert any(cursor.key == liar.key and cursor.length for cursor in ann.runtime.processor.orderer.cursors.values())
     ann.members.set_profile("Anna")
@@ -153,6 +161,78 @@ def test_the_past_of_a_party_with_cut_feeds_is_its_state(circle: Circle) -> None
     assert ann.get(first.id)["n"] == 1
     assert ann.has(mine.id)
     assert ann.as_of(ann.flush().anchor).snapshot().cid == ann.snapshot().cid
+
+
+def declared_and_attested(circle: Circle, *names: str) -> None:
+    """The first of these declares an epoch, and the others attest it."""
+    Epochs(circle.party(names[0])).create()
+    for name in names[1:]:
+        circle.meet(names[0], name)
+        assert [judged.verdict for judged in Epochs(circle.party(name)).review()] == [Verdict.ATTESTED]
+        circle.meet(names[0], name)
+    assert Epochs(circle.party(names[0])).all()[-1].final
+
+
+def test_a_control_feed_that_was_admitted_in_vain_and_goes_on_stops_no_epoch(circle: Circle) -> None:
+    split(circle)
+    circle.party("bob").members.set_profile("Robert")
+    for name in ("Daniel", "Danny"):  # nobody builds on these
+        circle.party("dan").members.set_profile(name)
+    circle.meet("cat", "dan")
+    circle.meet("ann", "cat")
+    agreed(circle, "ann", "bob", "eve")
+    declared_and_attested(circle, "ann", "bob", "eve")
+
+
+def test_the_past_contains_what_data_alone_was_built_on(circle: Circle) -> None:
+    split(circle)
+    circle.party("bob").create("property-set", n=1)
+    agreed(circle, "ann", "bob", "eve")
+    ann = circle.party("ann")
+    assert ann.as_of(ann.flush().anchor).snapshot().cid == ann.snapshot().cid
+
+
+def test_a_control_feed_that_no_credential_names_is_in_no_epoch(circle: Circle) -> None:
+    lone_control_feed(circle)
+    circle.party("ann").create("property-set", n=1)
+    agreed(circle, *NAMES)
+    declared_and_attested(circle, *NAMES)
+
+
+def test_a_child_party_goes_on_over_void_feeds(circle: Circle) -> None:
+    play = Play(circle, "bob", "cat", "eve")
+
+    def meet(one: str, other: str) -> None:
+        circle.meet(one, other)
+        for name in (one, other):
+            play.party(name).flush()
+        link(circle.peers[one], circle.peers[other], play.key).pump().cut()
+
+    split(circle)
+    circle.peers["dan"].enter_child(circle.party("dan"), play.key)
+    circle.meet("cat", "dan")
+    made = play.party("dan").create("property-set", n=9)
+    meet("cat", "dan")
+    meet("cat", "bob")
+    assert play.party("bob").has(made.id)
+    circle.party("bob").members.set_profile("Robert")
+    item = play.party("bob").create("property-set", n=1)
+    names = ("ann", "bob", "eve")
+    for _ in range(3):
+        for name in names[1:]:
+            meet("ann", name)
+    assert [waiting(play.party(name)) for name in names] == [[], [], []]
+    assert len({play.party(name).snapshot().cid for name in names}) == 1
+    assert len({tuple(play.party(name).rejected()) for name in names}) == 1
+    ann = play.party("ann")
+    assert ann.has(item.id)
+    assert not ann.has(made.id)
+    assert ann.as_of(ann.flush().anchor).snapshot().cid == ann.snapshot().cid
+    play.epochs("ann").create()
+    for name in names[1:]:
+        meet("ann", name)
+        assert [judged.verdict for judged in play.epochs(name).review()] == [Verdict.ATTESTED]
+        meet("ann", name)
 
 
 # the party machine

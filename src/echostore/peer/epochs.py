@@ -446,7 +446,7 @@ class Epochs:
                 next_step="There is nothing to do: that epoch is the state as it is now.",
             )
         blobs: dict[Cid, bytes] = {}
-        cuts = cuts_at(processor, root)
+        cuts = cuts_at(processor, root, processor.control_timeframe)
         control = control_at(processor, cuts)
         genesis = EpochGenesis(
             number=before.genesis.number + 1 if before else 1,

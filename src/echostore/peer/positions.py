@@ -1,8 +1,9 @@
 """Where a party stands in its feeds: its timeframes, and what a new message must name as processed.
 
 What counts of a feed is decided by the admission: blocks beyond a cut were processed by the orderer but are in neither
-a timeframe nor a dependency, so that a peer that never gets them is not kept waiting. Nor is a control feed that nobody
-admitted: it may have been taken in here and be passed on to nobody.
+a timeframe nor a dependency, so that a peer that never gets them is not kept waiting. Nor is a control feed that no
+credential names: it may have been taken in here and be passed on to nobody. One that was admitted in vain reaches everybody,
+and data may build on it; so it is named, or no moment that contains such data would be closed.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,6 +14,7 @@ from echostore.kernel.party.admission import Admission, reach
 from echostore.kernel.party.credentials import Role
 from echostore.kernel.timeframe import Dependency, Position, Timeframe, link_prefix
 from echostore.wire.base_epoch import BaseEpoch
+from echostore.wire.control import Membership
 from echostore.wire.epochs import FeedCut
 from echostore.wire.membership import read_membership
 
@@ -27,20 +29,23 @@ def data_timeframe(orderer: Orderer, admission: Admission) -> Timeframe:
     return Timeframe.of((feed, position) for feed, position in positions if position is not None)
 
 
-def control_timeframe(orderer: Orderer, control: Admission) -> Timeframe:
-    """The last processed blocks of the control feeds that count, and of those that they build on.
+def control_timeframe(orderer: Orderer, control: Admission, membership: Membership) -> Timeframe:
+    """The last processed blocks of the control feeds that are followed, and of others what those have seen.
 
-    `control` is the admission that control feeds are in: of a child party, its parent's.
+    What comes later of others is named by nobody, and an epoch may not name what is not in its past. `control` is the
+    admission that control feeds are in: of a child party, its parent's.
     """
     cursors = {feed: cursor for feed, cursor in orderer.cursors.items() if cursor.kind == CONTROL and cursor.length}
-    found = cursors.keys() & control.by_id.keys()
-    if len(found) < len(cursors):
-        todo = list(found)
-        while todo:
-            fresh = (cursors[todo.pop()].asserted.keys() & cursors.keys()) - found
-            found |= fresh
-            todo += fresh
-    return Timeframe.of((feed, Position(cursors[feed].length - 1, cursors[feed].link)) for feed in found)
+    followed = {feed for feed in cursors if control.follows(feed) is not None}
+    found = [(feed, Position(cursors[feed].length - 1, cursors[feed].link)) for feed in followed]
+    others = cursors.keys() - followed
+    seen = [membership.clock(feed, cursors[feed].length - 1) for feed in followed] if others else []
+    for feed in others:
+        begun = membership.first(feed) - 1  # a control state contains what lies below
+        last = min(max([begun, *(clock.get(feed, -1) for clock in seen)]), cursors[feed].length - 1)
+        if last >= 0:
+            found.append((feed, Position(last, orderer.mark(feed, last).link)))
+    return Timeframe.of(found)
 
 
 def allowed_last(orderer: Orderer, admission: Admission, cursor: FeedCursor) -> Position | None:
@@ -72,7 +77,7 @@ def dependencies(
             continue
         if cursor.kind == DATA:
             position = allowed_last(orderer, admission, cursor)
-        elif feed not in control.by_id:
+        elif control.follows(feed) is None:
             continue
         else:
             position = Position(cursor.length - 1, cursor.link)

@@ -265,7 +265,7 @@ class PartyProcessor:
 
     @property
     def control_timeframe(self) -> Timeframe:
-        return control_timeframe(self.orderer, (self.parent or self).admission)
+        return control_timeframe(self.orderer, (self.parent or self).admission, self.membership)
 
     def feeds_of(self, kind: str) -> FeedStore:
         """Where feeds of a kind are: a child party's control feeds are its parent's."""

@@ -26,18 +26,19 @@ class Membership:
 
     def length(self, feed: FeedId) -> int:
         """How many messages of a control feed were folded in."""
-        return self._first(feed) + len(self._clocks.get(feed, ()))
+        return self.first(feed) + len(self._clocks.get(feed, ()))
 
     def length_of(self, key: FeedKey) -> int:
         return self.length(feed_id(key))
 
-    def _first(self, feed: FeedId) -> int:
+    def first(self, feed: FeedId) -> int:
+        """How many messages of a control feed lie in the state that it went on from."""
         begun = self._begun.get(feed)
         return begun.length if begun is not None else 0
 
-    def _clock(self, feed: FeedId, seq: int) -> Mapping[FeedId, int]:
+    def clock(self, feed: FeedId, seq: int) -> Mapping[FeedId, int]:
         """What a message had seen; nothing for one that was not folded in."""
-        first = self._first(feed)
+        first = self.first(feed)
         if seq < first:
             return self._begun[feed].clock(seq)
         known = self._clocks.get(feed, ())
@@ -48,11 +49,11 @@ class Membership:
         cursor, feed = delivery.cursor, delivery.cursor.id
         clock: dict[FeedId, int] = {}
         if delivery.seq:
-            clock.update(self._clock(feed, self.length(feed) - 1))
+            clock.update(self.clock(feed, self.length(feed) - 1))
             clock[feed] = delivery.seq - 1
         for dependency in delivery.envelope.dependencies:
             # A dependency on an excluded branch of a forked feed has no clock here; its seq still counts.
-            for other, seq in self._clock(dependency.feed, dependency.seq).items():
+            for other, seq in self.clock(dependency.feed, dependency.seq).items():
                 if clock.get(other, -1) < seq:
                     clock[other] = seq
             if clock.get(dependency.feed, -1) < dependency.seq:
