@@ -235,6 +235,23 @@ def test_a_child_party_goes_on_over_void_feeds(circle: Circle) -> None:
         meet("ann", name)
 
 
+@pytest.mark.parametrize("lose", [(), ("items.db",)])
+@pytest.mark.parametrize("feeds", ["void", "cut"])
+def test_a_paused_party_has_its_state_after_a_restart(circle: Circle, feeds: str, lose: tuple[str, ...]) -> None:
+    if feeds == "void":
+        split(circle)
+    else:
+        eve = circle.party("eve").create("property-set", n=1)
+        circle.meet_all()
+        circle.party("ann").members.remove(circle.peers["eve"].identity)
+        eve["n"] = 2
+        circle.meet("eve", "bob")
+    circle.party("bob").create("property-set", n=1)
+    cid = agreed(circle, "ann", "bob", "eve" if feeds == "void" else "cat")
+    circle.party("ann").pause()
+    assert circle.restart("ann", lose=lose).snapshot().cid == cid
+
+
 # the party machine
 
 

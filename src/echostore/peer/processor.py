@@ -46,6 +46,7 @@ from echostore.peer.positions import (
     cursor_at,
     data_timeframe,
     dependencies,
+    length_at,
     mirror_control,
     order_cuts,
 )
@@ -230,8 +231,9 @@ class PartyProcessor:
         length = self.feeds.length(key)
         if self.limit is None or self.feeds.feed(key).own:  # own blocks build on what was processed when they were made
             return length
-        limit = self.limit.data if kind == DATA else self.limit.control
-        return min(length, limit.length(feed_id(key)))
+        if kind == DATA:
+            return length_at(self.limit.data, self.admission, key, length)
+        return min(length, self.limit.control.length(feed_id(key)))
 
     def follow_branches(self, main: FeedCursor) -> None:
         """Follow the other branches of a forked feed from their first block: depths must be checked like any."""
