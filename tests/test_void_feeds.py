@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from echostore.kernel.order import CONTROL
-from echostore.kernel.party.credentials import FeedAdmit, FeedKind, Profile, Role
+from echostore.kernel.party.credentials import FeedAdmit, FeedKind, MemberAdmit, Profile, Role
 from echostore.kernel.party.verdicts import CLAIMS_PER_ISSUER_MAX
 from echostore.kernel.reasons import Reason
 from echostore.kernel.sync.port import Rejection
@@ -304,3 +304,39 @@ def test_how_many_feeds_a_hostile_admin_has_followed_is_bounded() -> None:
     for number in range(CLAIMS_PER_ISSUER_MAX + 20):
         story.say("cat", FeedAdmit(feed(f"f{number}"), FeedKind.DATA, person("nobody"), device("no")))
     assert len(story.machine().admission().void) == CLAIMS_PER_ISSUER_MAX
+
+
+def test_who_let_many_in_before_has_others_followed_all_the_same() -> None:
+    story = Story()
+    story.say("ann", *story.join("cat", Role.ADMIN))
+    for number in range(CLAIMS_PER_ISSUER_MAX):
+        story.say("cat", *story.join(f"p{number}", Role.EDITOR))
+    seen = list(story.messages)
+    story.say("cat", *story.join("dan", Role.EDITOR))
+    story.say("ann", remove("cat"), sees=seen)
+    assert set(story.machine().admission().void) == {fid("dan"), fid("dan.data")}
+
+
+def test_which_feeds_of_many_are_followed_does_not_depend_on_what_comes_first() -> None:
+    story = Story()
+    story.say("ann", *story.join("cat", Role.ADMIN))
+    story.writer("second", identity="cat")
+    story.say("cat", FeedAdmit(feed("second"), FeedKind.CONTROL, person("cat"), device("cat.d")))
+    seen = list(story.messages)
+    for name in ("cat", "second"):
+        many = [feed(f"{name}{number}") for number in range(CLAIMS_PER_ISSUER_MAX - 50)]
+        story.say(name, *(FeedAdmit(each, FeedKind.DATA, person("nobody"), device("no")) for each in many), sees=seen)
+    assert len(claims(story)) == CLAIMS_PER_ISSUER_MAX
+
+
+def test_who_was_let_in_at_the_same_time_had_nothing_to_say() -> None:
+    """Whichever comes first: nobody could have taken its feeds for admitted."""
+    story = Story()
+    seen = list(story.messages)
+    story.writer("zed")
+    own = (person("zed"), device("zed.d"))
+    story.say(
+        "zed", FeedAdmit(feed("zed"), FeedKind.CONTROL, *own), FeedAdmit(feed("z"), FeedKind.DATA, *own), sees=seen
+    )
+    story.say("ann", MemberAdmit(person("zed"), Role.EDITOR, "zed"), sees=seen)
+    assert claims(story) == set()

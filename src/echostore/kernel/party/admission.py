@@ -146,7 +146,7 @@ def build(
 ) -> Admission:
     """The admission that the valid credentials give. Without a child: control feeds and the party's own data feeds.
 
-    `claimed` are admissions that could have been valid: those that are not make feeds void.
+    `claimed` are admissions that could have been valid and are not: their feeds are void.
     """
     feeds = []
     for entries in ledger.feeds.values():
@@ -156,7 +156,7 @@ def build(
     void = [
         FeedAdmission(admit.feed, admit.kind, admit.identity, admit.device, child, (), Reason.UNADMITTED)
         for admit in claimed
-        if admit.child == child and feed_id(admit.feed) not in ledger.feeds
+        if admit.child == child
     ]
     return Admission.of(ledger.party, child, feeds, void)
 

@@ -39,11 +39,22 @@ class Hope:
         self._devices: set[DevicePair] = set()
         self._owners: defaultdict[FeedId, set[tuple[FeedKey, IdentityKey]]] = defaultdict(set)
         self._creators: set[IdentityKey] = set()
+        self._grants: defaultdict[IdentityKey, list[tuple[Event, Role]]] = defaultdict(list)
+        """What could have given a role, for whom, in whose own past its issuer could have been an admin."""
+        self._listings: defaultdict[IdentityKey, list[tuple[Event, IdentityKey]]] = defaultdict(list)
 
     def role(self, identity: IdentityKey) -> Role | None:
         """The greatest role that an identity or a group could have; None when nobody could have admitted it."""
         named = (identity, *self._groups_of.get(identity, ()))
         return max((self._roles[each] for each in named if each in self._roles), default=None)
+
+    def role_before(self, event: Event) -> Role | None:
+        """The greatest role that the issuer of `event` could have had by what it sees: whatever came here first."""
+        assert event.claim is not None
+        issuer = event.claim.issuer
+        named = (issuer, *(group for listed, group in self._listings.get(issuer, ()) if event.sees(listed)))
+        seen = (role for each in named for grant, role in self._grants.get(each, ()) if event.sees(grant))
+        return max(seen, default=None)
 
     def note(self, event: Event) -> None:
         """Takes in a credential that is neither malformed nor of another party."""
@@ -53,6 +64,7 @@ class Hope:
             case PartyGenesis():
                 self._creators.add(said.identity)
                 self._grant(said.identity, Role.OWNER)
+                self._grants[said.identity].append((event, Role.OWNER))
                 self._devices.add((said.identity, said.device))
                 for feed in (said.control_feed, said.data_feed):
                     self._owners[feed_id(feed)].add((feed, said.identity))
@@ -64,6 +76,8 @@ class Hope:
                 self._devices.add((said.identity, said.device))
         if isinstance(said, MemberAdmit | GroupAdmit | RoleChange | AdoptLocal) and self._is_admin(event.claim.issuer):
             self._note_grant(said)
+            if (self.role_before(event) or 0) >= Role.ADMIN:
+                self._note_grant_at(event, said)
 
     def none_for(self, event: Event) -> bool:
         """Whether `event` is refused whatever is found valid, also of what comes later."""
@@ -108,6 +122,17 @@ class Hope:
                 self._grant(said.group, said.role)
                 for member in said.members:
                     self._groups_of[member].add(said.group)
+
+    def _note_grant_at(self, event: Event, said: MemberAdmit | GroupAdmit | RoleChange | AdoptLocal) -> None:
+        match said:
+            case MemberAdmit() | RoleChange():
+                self._grants[said.member].append((event, said.role))
+            case AdoptLocal():
+                self._grants[said.identity].append((event, Role.OWNER))
+            case GroupAdmit():
+                self._grants[said.group].append((event, said.role))
+                for member in said.members:
+                    self._listings[member].append((event, said.group))
 
     def _grant(self, subject: IdentityKey, role: Role) -> None:
         self._roles[subject] = max(role, self._roles.get(subject, role))

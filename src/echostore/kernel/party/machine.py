@@ -130,7 +130,7 @@ class PartyMachine:
         found = self._admissions.get(child)
         if found is None or self._child_pins.get(child) != pins.key:
             verdicts = self._verdicts
-            found = build(ledger, verdicts.fork_evidence, child, pins, verdicts.hopeful_feeds)
+            found = build(ledger, verdicts.fork_evidence, child, pins, verdicts.hopeful_feeds())
             self._admissions[child] = found
             self._child_pins[child] = pins.key
         return found

@@ -122,9 +122,8 @@ class Verdicts:
         self._claimed: defaultdict[FeedId, set[FeedAdmit]] = defaultdict(set)
         self._claimed_by: defaultdict[DevicePair, int] = defaultdict(int)
         self._claimed_last: dict[DevicePair, Stamp] = {}
-        self.hopeful_feeds: set[FeedAdmit] = set()
-        """Admissions that could have counted, whether they do or not."""
-        self._hopeful_of: defaultdict[IdentityKey, int] = defaultdict(int)
+        self._hopeful: defaultdict[IdentityKey, dict[FeedAdmit, tuple[Stamp, bytes]]] = defaultdict(dict)
+        """Admissions that could have counted, whether they do or not, by issuer: the first place of each."""
         self._grouped: defaultdict[IdentityKey, set[IdentityKey]] = defaultdict(set)
         self._geneses: list[Event] = []
         self._hope = Hope()
@@ -275,16 +274,24 @@ class Verdicts:
         """Keep the name of a feed that others may have admitted, whatever becomes of it here."""
         assert event.claim is not None
         said, issuer = event.claim.assertion, event.claim.issuer
-        if not isinstance(said, FeedAdmit) or _without_proof(said) in self.hopeful_feeds:
+        if not isinstance(said, FeedAdmit):
             return
         own = said.identity == issuer and said.device == event.claim.device
-        role = self._hope.role(issuer)
+        role = self._hope.role_before(event)
         if role is None or not (own or role >= Role.ADMIN):
             return
-        if self._hopeful_of[issuer] < CLAIMS_PER_ISSUER_MAX:
-            self._hopeful_of[issuer] += 1
-            self.hopeful_feeds.add(_without_proof(said))
+        known, place = self._hopeful[issuer], (event.stamp, event.hash)
+        admit = _without_proof(said)
+        if admit not in known or place < known[admit]:
+            known[admit] = place
             self.revision += 1
+
+    def hopeful_feeds(self) -> Iterable[FeedAdmit]:
+        """Admissions that could have counted and do not: of each issuer the first ones in canonical order."""
+        for known in self._hopeful.values():
+            vain = [(place, admit) for admit, place in known.items() if feed_id(admit.feed) not in self.ledger.feeds]
+            for _, admit in sorted(vain, key=lambda entry: entry[0])[:CLAIMS_PER_ISSUER_MAX]:
+                yield admit
 
     def _note_feed(self, event: Event, admit: FeedAdmit) -> None:
         pair = (admit.identity, admit.device)
