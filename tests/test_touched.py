@@ -93,3 +93,21 @@ def test_starting_from_an_epoch_reads_no_block_below_it_until_somebody_asks(tmp_
         party = again.party(party.key)
         assert party.runtime.processor.touched.unread is None
         assert len(told(party, note.id)) == len(expected) + 2
+
+
+def test_what_nobody_asked_for_before_a_restart_is_read_after_it(tmp_path: Path) -> None:
+    with echostore.open(tmp_path / "home", background=False) as writer:
+        party = writer.create_party("T")
+        note = party.create(type="note", n=1)
+        note["n"] = 2
+        party.flush()
+        writer.epochs(party.key).create()
+        expected = told(party, note.id)
+        items = writer.home.party(party.key).items
+    for each in items.parent.glob(items.name + "*"):
+        each.unlink()
+    for _ in range(2):
+        with echostore.open(tmp_path / "home", background=False) as again:
+            assert again.party(party.key).get(note.id)["n"] == 2
+    with echostore.open(tmp_path / "home", background=False) as again:
+        assert told(again.party(party.key), note.id) == expected

@@ -84,6 +84,20 @@ def test_what_was_built_on_a_feed_that_a_removed_admin_let_in_reaches_everybody(
             assert "Robert" in {member.name for member in party.members.all()}
 
 
+def test_who_is_connected_all_the_while_hears_of_void_feeds_at_once(circle: Circle) -> None:
+    """Nothing that counts changes by them, and they are asked for all the same."""
+    split(circle)
+    item = circle.party("bob").create("property-set", n=1)
+    joined = link(circle.peers["ann"], circle.peers["eve"], circle.key)
+    joined.pump()
+    for _ in range(3):
+        circle.meet("ann", "bob")
+        joined.pump()
+    joined.cut()
+    assert waiting(circle.party("eve")) == []
+    assert circle.party("eve").has(item.id)
+
+
 def test_such_a_party_goes_on_over_epochs_and_restarts(circle: Circle, tmp_path: Path) -> None:
     split(circle)
     bob = circle.party("bob")
