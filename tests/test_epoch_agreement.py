@@ -26,7 +26,7 @@ from echostore.peer.peer import Peer
 from echostore.peer.placement_checking import first_misplaced, index_problem
 from echostore.peer.runtime import PartyRuntime
 from echostore.testing.inmemory import link
-from echostore.wire.base_epoch import BaseEpoch, BaseName
+from echostore.wire.base_epoch import BaseEpoch, BaseName, snapshot_blobs
 from echostore.wire.cids import cid_text
 from echostore.wire.generated import snapshot_pb2
 from echostore.wire.placements import PlacementReader, build_placements
@@ -913,3 +913,28 @@ def test_rivals_are_shown_with_who_stands_for_them(tmp_path: Path) -> None:
         shown = cli("epoch", "show", "1", "--json").ok().json()
         assert (shown["rivals"], len(shown["rival_epochs"])) == (1, 1)
         assert shown["rival_epochs"][0]["cid"] in cli("epoch", "show", "1").ok().out
+
+
+def test_a_state_over_predecessors_that_are_in_memory_alone_comes_with_all_that_it_shares(circle: Circle) -> None:
+    """Who keeps it has all of it: the epochs below may never be stored here, when others took their numbers."""
+    founder = circle.party("a")
+    items = [founder.create("property-set", type="task", n=number, text="word " * 40) for number in range(300)]
+    circle.meet()
+    for number in (1, 2, 3):
+        items[0]["n"] = -number
+        Epochs(founder).create()
+    circle.meet()
+    last = circle.epochs("b").get(3).genesis
+    party = circle.party("b")
+    blobs = party.runtime.blobs
+    assert blobs is not None
+    assert blobs.missing([circle.epochs("b").get(number).genesis.snapshot for number in (1, 2, 3)]), (
+        "it judged nothing yet"
+    )
+    folded = EpochStates(party, circle.peers["b"].identity).at(last)
+    assert isinstance(folded, Folded)
+    assert folded.cid == last.snapshot
+    names = list(snapshot_blobs(folded.root, lambda cid: folded.blobs[cid] if cid in folded.blobs else blobs.get(cid)))
+    assert len(names) > 10
+    blobs.put_many(folded.blobs)
+    assert blobs.missing([folded.cid, *names]) == []

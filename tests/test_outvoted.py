@@ -8,12 +8,18 @@ from typing import Any
 import pytest
 
 import echostore
+from echostore.kernel.errors import Refused
 from echostore.kernel.party.credentials import EpochAttest
+from echostore.peer import base_following
 from echostore.peer.base_following import outvoted
 from echostore.peer.bootstrap import believable, bootstrap
+from echostore.peer.epoch_agreement import Verdict
 from echostore.peer.epochs import Epochs
 from echostore.peer.parting import pinned_elsewhere
 from echostore.peer.party import Party
+from echostore.peer.peer import Peer
+from echostore.testing.inmemory import link
+from echostore.wire.base_epoch import snapshot_blobs
 from network_peers import cid, invited, peers, until
 from test_epoch_agreement import TUSK, Circle, Counter, declare_a_lie
 from test_stale_messages import blobs_of, control_from
@@ -85,6 +91,13 @@ def conspiracy(tmp_path: Path) -> Iterator[Conspiracy]:
     made.close()
 
 
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if who stands on an epoch heard of its rival and of the votes for that in one breath."""
+    monkeypatch.setattr(base_following, "unfounded", lambda runtime: False)
+
+
+@pytest.mark.usefixtures("at_once")
 def test_the_newest_final_epoch_takes_the_place_of_a_lie(conspiracy: Conspiracy) -> None:
     party, founder = conspiracy.party, conspiracy.circle.party("a")
     assert party.get(conspiracy.item.id).type != "task", "it believed two members"
@@ -104,6 +117,7 @@ def test_the_newest_final_epoch_takes_the_place_of_a_lie(conspiracy: Conspiracy)
     assert len({cid(each) for each in conspiracy.parties}) == 1
 
 
+@pytest.mark.usefixtures("at_once")
 def test_feeds_go_back_to_the_cut_of_the_epoch_that_won(conspiracy: Conspiracy) -> None:
     """The lie held more of a feed than the epoch that took its number: those blocks are asked for again."""
     circle, party = conspiracy.circle, conspiracy.party
@@ -126,6 +140,120 @@ def test_feeds_go_back_to_the_cut_of_the_epoch_that_won(conspiracy: Conspiracy) 
     sync(*conspiracy.parties)
     assert party.has(conspiracy.hidden.id)
     assert len({cid(each) for each in conspiracy.parties}) == 1
+
+
+class Removed:
+    """C lets a joiner in, who starts from an epoch by D, which C stands for; A has removed D before it heard of that."""
+
+    def __init__(self, folder: Path, *, wrote: bool = True) -> None:
+        self.circle = circle = Circle(folder, "abcd")
+        self.folder = folder
+        self.item = circle.party("a").create("property-set", type="task", n=1)
+        circle.meet()
+        for name in "ab":
+            circle.apart(name)
+        self.late = circle.party("d").create("property-set", type="task", n=9) if wrote else None
+        circle.meet()
+        Epochs(circle.party("d")).create()
+        circle.meet()
+        Epochs(circle.party("c")).review()
+        circle.meet()
+        self.joiner = self.opened()
+        self.party = self.joiner.enter(
+            circle.party("c").members.admit(self.joiner.request_join(circle.key), role="editor")
+        )
+        control_from(circle.party("c"), self.party)
+        epoch = believable(self.party.runtime)
+        assert epoch is not None
+        assert not epoch.final
+        bootstrap(self.party, epoch, blobs_of(circle.party("c"), self.party))
+        circle.party("a").members.remove(circle.peers["d"].identity)
+        circle.together()
+        self.parties = [*(circle.party(name) for name in "abc"), self.party]
+
+    def opened(self) -> Peer:
+        return echostore.open(self.folder / "z", name="z", background=False, now_ms=lambda: self.circle.now_ms)
+
+    def close(self) -> None:
+        self.joiner.close()
+        self.circle.close()
+
+
+@pytest.mark.parametrize("wrote", [True, False], ids=["blocks inside count otherwise", "the chain has left it"])
+def test_who_began_from_an_epoch_that_a_removal_voids_takes_the_history(tmp_path: Path, wrote: bool) -> None:
+    story = Removed(tmp_path, wrote=wrote)
+    party, others = story.party, story.parties
+    mine = party.create("property-set", type="mine", n=1)
+    handle = party.get(story.item.id)
+    heard: list[Any] = []
+    party.query(type="task").subscribe(heard.append)
+    assert party.query(type="task").count() == 1 + wrote
+    sync(*others)
+    assert party.runtime.processor.base is None
+    sync(*others)
+    assert Epochs(party).tally.latest_final is None
+    assert story.late is None or not party.has(story.late.id)
+    assert handle["n"] == 1, "the handle is the same"
+    assert {item.id for item in party.query(type="task")} == {story.item.id}
+    assert heard or not wrote, "live queries hear of what went"
+    assert all(each.get(mine.id)["n"] == 1 for each in others)
+    assert len({cid(each) for each in others}) == 1
+    handle["n"] = 5
+    sync(*others)
+    Epochs(others[0]).create()
+    sync(*others)
+    assert [judged.verdict for judged in Epochs(party).review()] == [Verdict.ATTESTED], (
+        "it can judge, and is counted on"
+    )
+    assert len({cid(each) for each in others}) == 1
+    story.joiner.close()
+    story.joiner = story.opened()
+    assert cid(story.joiner.party(story.circle.key)) == cid(others[0])
+    story.close()
+
+
+def test_what_was_written_waits_for_the_history_that_it_rests_on(tmp_path: Path) -> None:
+    story = Removed(tmp_path)
+    party = story.party
+    party.create("property-set", type="mine", n=1)
+    party.flush()
+    control_from(story.circle.party("a"), party)
+    assert party.runtime.processor.base is None
+    with pytest.raises(Refused, match="rests on messages that are not here"):
+        party.create("property-set", type="mine", n=2)
+    sync(*story.parties)
+    party.create("property-set", type="mine", n=2)
+    sync(*story.parties)
+    assert len({cid(each) for each in story.parties}) == 1
+    story.close()
+
+
+def test_gc_keeps_what_the_party_stands_on_though_the_chain_has_left_it(tmp_path: Path, at_once: None) -> None:
+    story = Removed(tmp_path)
+    sync(*story.parties)
+    base = story.party.runtime.processor.base
+    assert base is not None
+    assert Epochs(story.party).tally.accepted(1) is None
+    Epochs(story.party).gc()
+    blobs = story.party.runtime.blobs
+    assert blobs is not None
+    assert blobs.missing([base.name.snapshot, base.name.cut, *snapshot_blobs(base.root, blobs.get)]) == []
+    story.joiner.close()
+    story.joiner = story.opened()
+    assert story.joiner.party(story.circle.key).get(story.item.id)["n"] == 1, "it can be opened"
+    story.close()
+
+
+def test_a_running_connection_asks_again_for_what_is_held_no_more(tmp_path: Path) -> None:
+    story = Removed(tmp_path)
+    joined = link(story.joiner, story.circle.peers["c"], story.circle.key)
+    joined.pump()
+    sync(story.circle.party("a"), story.circle.party("c"))
+    joined.pump()
+    assert story.party.runtime.processor.base is None
+    assert cid(story.party) == cid(story.circle.party("c")), "over the connection that stood all the while"
+    joined.cut()
+    story.close()
 
 
 def test_a_newcomer_prefers_a_final_epoch_to_a_newer_one(tmp_path: Path) -> None:

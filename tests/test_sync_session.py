@@ -288,6 +288,16 @@ def test_S4_a_refused_feed_is_left_alone() -> None:
     assert driver.tell(FeedKnown(feed(7, 0, CONTROL))).sent(Request)
 
 
+def test_what_is_held_no_more_is_asked_for_again() -> None:
+    """The store went back behind an epoch that did not hold."""
+    driver = Driver(feed(1, 9)).hears(Announce((feed(1, 9),)))
+    assert driver.sent(Request) == []
+    assert [request.start for request in driver.tell(LocalHead(feed(1, 2))).sent(Request)] == [2]
+    driver.hears(blocks(1, 2, 7)).tell(Ingested(key(1), tip(9)))
+    assert driver.sent(Request) == []
+    assert driver.tell(LocalHead(feed(1, 4), own=True)).sent(Request) == [], "of an own feed it is old news"
+
+
 def test_S5_data_waits_for_control() -> None:
     driver = Driver(feed(1, 0, CONTROL), feed(2, 0)).hears(Announce((feed(2, 5), feed(1, 5, CONTROL))))
     # The data feed was heard of first, in the same frame.

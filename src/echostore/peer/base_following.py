@@ -60,7 +60,8 @@ class BaseFollower:
         assert runtime.processor.base is not None
         details = {"party": runtime.party.hex(), "epoch": runtime.processor.base.name.number}
         _log.warning(
-            "blocks inside an epoch that is not final count otherwise now: the history is taken", extra=details
+            "an epoch that a party stood on is not final and does not hold any more: its history is taken",
+            extra=details,
         )
         runtime.flush()
         forsake(runtime.processor)
@@ -109,10 +110,11 @@ def outvoted(runtime: "PartyRuntime") -> bool:
 
 
 def unfounded(runtime: "PartyRuntime") -> bool:
-    """Whether the party stands on an epoch that nothing makes final, and blocks inside it count otherwise by now.
+    """Whether the party stands on an epoch that nothing makes final, and which the chain has left or that says too much.
 
-    Only a final epoch keeps what it contains; of this one a removal or a fork that came later takes some. Who has truncated
-    its own feed can't go back, and waits for the next final epoch.
+    Only a final epoch keeps what it contains: of this one a removal or a fork that came later takes some. And who stands
+    beside the chain can judge nothing in it, while others wait for its vote. Who has truncated its own feed can't go back,
+    and waits for the next final epoch.
     """
     processor = runtime.processor
     base, latest = processor.base, newest_final(runtime)
@@ -120,7 +122,9 @@ def unfounded(runtime: "PartyRuntime") -> bool:
         return False
     if runtime.data is not None and runtime.feeds.feed(runtime.data.cursor.key).base:
         return False
-    return not counts_alike(base, processor.admission)
+    named = processor.membership.machine.epoch_tally(processor.child_key).accepted(base.name.number)
+    left = named is None or named.hash != base.name.genesis
+    return left or not counts_alike(base, processor.admission)
 
 
 def newest_final(runtime: "PartyRuntime") -> Epoch | None:
