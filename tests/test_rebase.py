@@ -228,6 +228,30 @@ def test_edits_on_blocks_that_are_gone_stay_behind_and_are_listed(away: Away) ->
     assert away.of_cat(away.things)["kept"] == 1
 
 
+def test_who_may_only_read_by_now_opens_the_party_and_writes_again_once_it_may(away: Away) -> None:
+    """Its feed was retired, and then it was made a reader: what it wrote stays where it is until it is an editor again."""
+    away.of_cat(away.things)["late"] = 7
+    away.cat.flush()
+    away.retire()
+    away.ann.members.change_role(away.circle.peers["cat"].identity, "reader")
+    away.circle.meet_all()
+    assert rebase_retired(away.cat) is None
+    own = away.cat.runtime.data
+    assert own is not None
+    party = away.circle.restart("cat")
+    assert party.runtime.data is not None
+    assert party.runtime.data.feed == own.feed, "no feed is opened in vain"
+    assert "late" not in away.things
+    away.ann.members.change_role(away.circle.peers["cat"].identity, "editor")
+    away.circle.meet_all()
+    rebased = rebase_retired(party)
+    assert rebased is not None
+    assert (rebased.operations, rebased.left) == (1, 0)
+    away.circle.meet_all()
+    assert away.things["late"] == 7
+    assert len({cid(away.circle.party(name)) for name in away.circle.names}) == 1
+
+
 def test_an_epoch_is_adopted_with_own_blocks_that_are_not_durable_yet(away: Away) -> None:
     Epochs(away.ann).create()
     away.circle.meet_all()

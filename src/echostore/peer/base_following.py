@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from echostore.kernel.errors import Corrupt, NotFound
 from echostore.kernel.ids import Cid, FeedId, ItemId
-from echostore.kernel.order import CONTROL
+from echostore.kernel.order import CONTROL, DATA
 from echostore.kernel.party.epoch_chain import Epoch
 from echostore.peer.base_standing import adopt, covers, forsake, install
 from echostore.peer.positions import counts_alike
@@ -120,7 +120,7 @@ def unfounded(runtime: "PartyRuntime") -> bool:
     base, latest = processor.base, newest_final(runtime)
     if base is None or (latest is not None and latest.number >= base.name.number):
         return False
-    if runtime.data is not None and runtime.feeds.feed(runtime.data.cursor.key).base:
+    if any(held.own and held.base for held in runtime.feeds.feeds() if held.kind == DATA):
         return False
     named = processor.membership.machine.epoch_tally(processor.child_key).accepted(base.name.number)
     left = named is None or named.hash != base.name.genesis

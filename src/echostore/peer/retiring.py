@@ -157,11 +157,11 @@ def _contained_ms(runtime: "PartyRuntime", feed: FeedKey, seq: int) -> int:
 
 
 def rebase_retired(party: "Party") -> Rebased | None:
-    """Go on with a new feed where this device's own was retired; None when it was not."""
+    """Go on with a new feed where this device's own was retired; None when it was not, or may not write any more."""
     with party.writing() as runtime:
         own = runtime.data
         record = runtime.processor.admission.by_id.get(own.feed) if own is not None else None
-        if own is None or record is None or record.end_reason is not Reason.RETIRED:
+        if own is None or record is None or record.end_reason is not Reason.RETIRED or not _writes(party):
             return None
         runtime.flush()
         end = max((interval.end or 0 for interval in record.intervals), default=0)
@@ -173,11 +173,25 @@ def rebase_retired(party: "Party") -> Rebased | None:
 
 
 def write_again(party: "Party", old: FeedId, kept: list[tuple[int, list[ItemOperation]]]) -> Rebased:
-    """Write operations of an own feed that goes no further again, on a new one."""
+    """Write operations of an own feed that goes no further again, on a new one; none while this device may only read.
+
+    They stay on the old feed then, and are written again once it may (`rebase_retired`).
+    """
     runtime = party.runtime
+    if not _writes(party):
+        return Rebased(0, 0, sum(len(operations) for _, operations in kept))
     party.peer.opener.open_data_feed(party)
     runtime.reissues.feed_changed()
     return _Rebase(runtime, old).write(kept)
+
+
+def _writes(party: "Party") -> bool:
+    """Whether this device's identity is more than a reader now."""
+    parent = party.runtime.processor.parent
+    owner = party if parent is None else party.peer.held(parent.party)
+    identity = party.peer.opener.identity_in(owner)
+    members = owner.runtime.processor.membership.machine.members
+    return any(member.identity == identity and member.role not in (None, Role.READER) for member in members)
 
 
 class _Rebase:

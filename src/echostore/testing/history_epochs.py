@@ -14,6 +14,8 @@ Event = dict[str, Any]
 Places = dict[str, dict[int, str]]
 
 FOLD = "sha256-lines"
+UNTOLD = "untold"
+"""A truth that nobody knows any more."""
 
 
 def fold(places: Places, timeframe: dict[str, list[Any]]) -> str | None:
@@ -73,7 +75,7 @@ class EpochConduct:
             self._report.add(
                 "I10", number, f"{peer} declared epoch {event['number']}, which does not follow its predecessor"
             )
-        if self._true(genesis) is not True:
+        if self._true(genesis) is not True and self._facts.truths.get(genesis) != UNTOLD:
             self._report.add("I8", number, f"{peer} declared a state that its timeframe does not give")
 
     def attest(self, number: int, event: Event) -> None:
@@ -83,7 +85,7 @@ class EpochConduct:
             self._report.add("I10", number, f"{peer} attested what nobody declared")
             return
         self._vote(number, event, event["number"], genesis)
-        if self._true(genesis) is not True:
+        if self._true(genesis) is not True and self._facts.truths.get(genesis) != UNTOLD:
             self._report.add("I8", number, f"{peer} attested epoch {event['number']}, whose state is another")
 
     def dispute(self, number: int, event: Event) -> None:

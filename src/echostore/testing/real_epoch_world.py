@@ -27,7 +27,7 @@ from typing import Any, Final, Self
 
 import echostore
 from echostore.kernel.errors import NotFound, Refused
-from echostore.kernel.party.credentials import EpochGenesis
+from echostore.kernel.party.credentials import EpochGenesis, Role
 from echostore.kernel.party.epoch_chain import Epoch, genesis_of
 from echostore.kernel.party.epoch_policy import EPOCH_DECLARERS, EPOCH_GRACE, EPOCH_MESSAGES, EPOCH_SILENCE
 from echostore.peer.epoch_fold import Folded, OpenTimeframe, fold_to
@@ -35,6 +35,7 @@ from echostore.peer.epoch_states import EpochStates
 from echostore.peer.items import Item
 from echostore.peer.peer import Peer
 from echostore.testing.epoch_node import DISPUTER, HONEST, LIAR
+from echostore.testing.history_epochs import UNTOLD
 from echostore.testing.inmemory import link
 from echostore.testing.peer_node import seeded_keys
 from echostore.testing.real_epoch_node import RealEpochNode
@@ -334,8 +335,10 @@ class RealEpochWorld:
         return self
 
     def _until_agreed(self) -> None:
-        for _ in range(SETTLE_ROUNDS_MAX):
+        for number in range(SETTLE_ROUNDS_MAX):
             self.now += 1.0
+            if self._churn and number % 4 == 3:
+                self._go_on()
             names = sorted(self.nodes)
             self.chance.shuffle(names)
             for one in names:
@@ -348,6 +351,16 @@ class RealEpochWorld:
             if self.agreed():
                 return
         raise self._unsettled("no agreement\n" + self._differences())
+
+    def _go_on(self) -> None:
+        """Who gave way after two quorums waits for a final epoch above the one that it stands on: so there have to be some."""
+        node = self.chance.choice([node for node in self._members() if node.up])
+        try:
+            self._act(node)
+            node.party.flush()
+            self.declared(node, bytes.fromhex(node.epochs.create().hash))
+        except Refused as refused:
+            self.say(f"{node.name} declares nothing: {refused.what}")
 
     def _honest(self) -> list[RealEpochNode]:
         """Those who have to agree in the end: whom another admin removed need not."""
@@ -439,14 +452,16 @@ class RealEpochWorld:
                     )
             except NotFound:
                 assert self._churn, "only where admins part from each other has a founder to start from an epoch"
-                self.history = [event for event in self.history if event.get("genesis") != name.hex()]
+                self.record({"kind": "truth", "genesis": name.hex(), "snapshot": UNTOLD})
                 continue
             found = folded.cid.hex() if isinstance(folded, Folded) else ""
             self.record({"kind": "truth", "genesis": name.hex(), "snapshot": found})
-        for admitted in runtime.processor.admission.feeds:
-            end = admitted.intervals[-1].end if admitted.intervals else 0
+        for followed in runtime.processor.admission.followed:
+            end = followed.intervals[-1].end if followed.intervals else 0
+            if len(followed.intervals) > 1 or any(interval.role is Role.READER for interval in followed.intervals):
+                end = 0  # blocks in between do not count, as roles are now
             if end is not None:
-                self.record({"kind": "cut", "feed": admitted.feed.hex(), "seq": end - 1})
+                self.record({"kind": "cut", "feed": followed.feed.hex(), "seq": end - 1})
 
     def record(self, event: dict[str, Any]) -> None:
         self.history.append({"time": round(self.now, 6), **event})
