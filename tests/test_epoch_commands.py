@@ -152,6 +152,44 @@ def test_feeds_say_where_they_begin_and_parties_on_what_they_stand(tmp_path: Pat
     assert f"on disk from {data['start']} on" in cli("party", "show").ok().out
 
 
+# nothing new
+
+
+@pytest.mark.parametrize("discards", [False, True])
+def test_an_epoch_of_what_did_not_change_is_refused_also_on_top_of_one_that_discarded(
+    tmp_path: Path, discards: bool
+) -> None:
+    home = tmp_path / "home"
+    written(home, epochs=1)
+    cli = Cli(home, tmp_path / "state")
+    cli("item", "create", "property-set", "title=Gone").ok()
+    cli("item", "delete", "@Gone", "--yes").ok()
+    more = ("--discard-before", "now", "--yes") if discards else ()
+    cli("epoch", "create", *more).ok()
+    for command in ((), ("--dry-run",), more, (*more, "--dry-run")):
+        ran = cli("epoch", "create", *command)
+        assert ran.status == 4, (command, ran)
+        assert "nothing has changed since epoch 2" in ran.err
+    cli("item", "create", "property-set", "title=New").ok()
+    cli("item", "delete", "@New", "--yes").ok()
+    assert cli("epoch", "create", "--json").ok().json()["number"] == 3
+    assert cli("epoch", "create", "--discard-before", "now", "--dry-run", "--json").ok().json()["left_out"]["items"] > 0
+    assert cli("epoch", "create", "--discard-before", "now", "--yes", "--json").ok().json()["number"] == 4, (
+        "less is left"
+    )
+    assert cli("epoch", "create").status == 4
+
+
+def test_the_keeper_declares_nothing_while_nobody_writes(tmp_path: Path) -> None:
+    with open_quiet(tmp_path / "home") as peer:
+        party = peer.create_party("Trip")
+        party.members.set_policy({"epoch.messages": b"1", "epoch.discard_age_s": b"1"})
+        party.create("text")
+        party.flush()
+        declared = [kept.declared for _ in range(4) for kept in peer.epoch_keeper.tick()]
+        assert [made.number for made in declared if made is not None] == [1]
+
+
 # newcomers
 
 

@@ -24,7 +24,7 @@ Every number here is part of the format: with another one, equal states have oth
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import accumulate
 from typing import Final, NamedTuple, NewType, Protocol
@@ -147,6 +147,10 @@ class StateRoot:
     @property
     def encoding_version(self) -> int:
         return UNPLACED_VERSION if self.placements is None else ENCODING_VERSION
+
+    def same_state(self, other: "StateRoot") -> bool:
+        """Whether two roots say the same of a party, whatever epochs they were folded from."""
+        return replace(self, base_epoch=None) == replace(other, base_epoch=None)
 
 
 def item_key(item: ItemId) -> ItemKey:

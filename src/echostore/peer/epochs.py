@@ -315,6 +315,7 @@ class Epochs:
             discard = self._discard(runtime, discard_before_ms)
             runtime.flush()
             folded = self._state_now(runtime, discard)
+            self._check_changed(folded.root)
             self._keep(runtime, folded)
             return self._declare(folded.root, folded.cid, discard_before_ms=discard)
 
@@ -323,14 +324,33 @@ class Epochs:
         said = EpochGenesis(number=1, previous=b"", snapshot=Cid(b""), child=runtime.processor.child_key)
         self._owner().members.check_may_say(said)
 
+    def _check_changed(self, root: StateRoot) -> None:
+        """Refused where the epoch before has this state; that its root names another base is no news of the party."""
+        known = self.tally.view(self._identity)
+        try:
+            same = bool(known) and root.same_state(read_state_root(self._blob(known[-1].genesis.snapshot)))
+        except (NotFound, Corrupt, OldEncoding):
+            return  # what is not here is not compared
+        if same:
+            raise Refused(
+                f"nothing has changed since epoch {known[-1].number}",
+                next_step="There is nothing to do: that epoch is the state as it is now.",
+            )
+
     def plan(self, *, discard_before_ms: int | None = None) -> EpochPlan:
-        """What `create` would declare and leave out now. Nothing is written, also where the peer is open read-only."""
+        """What `create` would declare and leave out now; Refused where nothing has changed, as there.
+
+        Nothing is written, also where the peer is open read-only.
+        """
         discard_before_ms = _checked_time(discard_before_ms)
         with self._party.reading() as runtime:
+            self._check_whole()
             if discard_before_ms is None:
                 discard_before_ms = self.policy.discard_before_ms(runtime.now_ms())
             folded = self._state_now(runtime, self._discard(runtime, discard_before_ms))
             known, silent = self.tally.view(self._identity), len(silent_feeds(self._party))
+            if not silent:
+                self._check_changed(folded.root)
             number = known[-1].number + 1 if known else 1
             return EpochPlan(number, items_counted(runtime, folded.root), folded.left_out, silent)
 
@@ -402,6 +422,7 @@ class Epochs:
                     f"the pipeline's snapshot is {cid_text(cid)}, and this peer's own at that place is {cid_text(mine)}",
                     next_step="Publish this home to the lake, run the pipeline again, and try again.",
                 )
+            self._check_changed(root)
             return self._declare(root, cid)
 
     def _store(self, runtime: "PartyRuntime", blobs: "Iterator[tuple[Cid, bytes]]") -> None:
@@ -440,11 +461,6 @@ class Epochs:
         owner = self._owner()
         known = self.tally.view(self._identity)  # not on top of what this device itself disputes
         before = known[-1] if known else None
-        if before is not None and before.genesis.snapshot == cid:
-            raise Refused(
-                f"nothing has changed since epoch {before.genesis.number}",
-                next_step="There is nothing to do: that epoch is the state as it is now.",
-            )
         blobs: dict[Cid, bytes] = {}
         cuts = cuts_at(processor, root, processor.control_timeframe)
         control = control_at(processor, cuts)
