@@ -270,7 +270,10 @@ def _files(peer: "Peer", known: "KnownParty", name: str, *, full: bool) -> Itera
             if wrong is not None:
                 step = "Remove the file; it is made anew." if derived else "Restore it, or join the party again."
                 if path == folder.blobs and truncated:
-                    step = "Connect to a member (`echostore serve --connect HOST:PORT`): what is lost comes from there."
+                    step = (
+                        "Connect to a member (`echostore serve --connect HOST:PORT`): what is lost comes from there. Where "
+                        "nobody else is in the party: restore it from a backup."
+                    )
                 yield Finding(f"{name} {path.name}", wrong, Level.BROKEN, step)
 
 
@@ -323,7 +326,7 @@ def _items(peer: "Peer", known: "KnownParty", name: str) -> Iterator[Finding]:
 
 def _base_looked_at(party: "Party", *, full: bool) -> "BaseDamage | None":
     """What is lost of the epoch that a party stands on, where nobody has noticed yet; in full, every blob is read."""
-    from echostore.peer.base_damage import BaseDamage
+    from echostore.peer.base_damage import BaseDamage, missing
     from echostore.peer.epoch_fetching import absent, holes
 
     processor, blobs = party.runtime.processor, party.runtime.blobs
@@ -331,7 +334,7 @@ def _base_looked_at(party: "Party", *, full: bool) -> "BaseDamage | None":
         return None
     name = processor.base.name
     lost = holes(name, blobs) if full else absent(name, blobs)
-    return BaseDamage(name, f"at least {lost} blobs of it are missing", closed=False) if lost else None
+    return BaseDamage.of(processor, name, missing(lost), closed=False) if lost else None
 
 
 def _standing(party: "Party", name: str) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from cyclopts import App, Parameter
 
 from echostore.cli.opening import find_item, item_id, open_party, reading, writing
 from echostore.cli.options import IN_PARTY, LISTING_IN_PARTY, InParty, ListingInParty, Name, examples
-from echostore.cli.output import Column, Form, Output
+from echostore.cli.output import Column, Form, Output, counted
 from echostore.cli.tree import draw, nodes, nodes_of
 from echostore.cli.values import one_line, short, to_json
 from echostore.kernel.errors import NotFound, Refused, TimedOut, UsageError
@@ -130,7 +130,7 @@ def _open_from(view: str, address: str, options: InParty, output: Output) -> Non
                     early = False  # it is younger than the epoch
                 except Unavailable as nothing:
                     raise TimedOut(
-                        f"{len(nothing.cids)} blobs of the view came from nobody: the member at {address} is gone",
+                        f"{counted(len(nothing.cids), 'blob')} of the view came from nobody: the member at {address} is gone",
                         unchanged="What came is kept; the next try goes on from there.",
                         next_step="Name another member with --from, or try again.",
                     ) from None

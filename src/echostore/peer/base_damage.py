@@ -8,7 +8,7 @@ members (`base_mending`). That something is, is kept in the FeedStore, so that a
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from echostore.kernel.errors import Corrupt, NotFound
@@ -27,6 +27,12 @@ class BaseDamage:
     name: BaseName
     what: str
     closed: bool
+    nobody_else: Callable[[], bool] = field(compare=False)
+    """Whether no other device could have it. Asked late: a party is found damaged before its members are known."""
+
+    @staticmethod
+    def of(processor: "PartyProcessor", name: BaseName, what: str, *, closed: bool) -> "BaseDamage":
+        return BaseDamage(name, what, closed, lambda: only_copy(processor))
 
     @property
     def text(self) -> str:
@@ -42,6 +48,11 @@ class BaseDamage:
 
     @property
     def next_step(self) -> str:
+        if self.nobody_else():
+            return (
+                "Restore blobs.db of the party from a backup: nobody else is in it, so no other peer has this. Do not "
+                "forget the party, or what was written since is gone too."
+            )
         return (
             "Connect to a member, and it is fetched again by itself: `echostore serve --connect HOST:PORT`, or "
             f"`echostore epoch fetch {self.name.number} --from HOST:PORT`. Where no member has it: restore blobs.db of "
@@ -50,6 +61,16 @@ class BaseDamage:
 
     def error(self) -> Corrupt:
         return Corrupt(self.text, unchanged=self.unchanged, next_step=self.next_step)
+
+
+def only_copy(processor: "PartyProcessor") -> bool:
+    """Whether this is the only device of the party's only member: what is not here is nowhere."""
+    return processor.membership.machine.member_devices == 1
+
+
+def missing(blobs: int) -> str:
+    """So many blobs of the base were found to be missing; there may be more below them."""
+    return f"at least {blobs:,} {'blob of it is' if blobs == 1 else 'blobs of it are'} missing"
 
 
 def truncated(processor: "PartyProcessor") -> bool:
@@ -77,7 +98,7 @@ def notice(processor: "PartyProcessor", what: str) -> None:
     base = processor.base
     if base is None or processor.damage is not None:
         return
-    processor.damage = BaseDamage(base.name, what, closed=False)
+    processor.damage = BaseDamage.of(processor, base.name, what, closed=False)
     mark(processor)
     for told in list(processor.on_damage):
         told()

@@ -12,7 +12,7 @@ can hand in another state. A kill in the middle leaves the blobs that came and t
 from typing import TYPE_CHECKING
 
 from echostore.kernel.ids import Cid
-from echostore.peer.base_damage import notice, truncated
+from echostore.peer.base_damage import missing, notice, truncated
 from echostore.peer.base_following import stand_on
 from echostore.peer.control_floor import mend_floor
 from echostore.peer.epoch_fetching import Fetch, Progress, absent, fetch_heads, fetch_tree, keep_placements
@@ -36,7 +36,7 @@ def look(party: "Party") -> None:
     lost = absent(base.name, blobs)
     with party.reading():
         if (lost or blobs.broken) and processor.base is base:
-            notice(processor, "blobs.db is damaged" if blobs.broken else f"at least {lost} blobs of it are missing")
+            notice(processor, "blobs.db is damaged" if blobs.broken else missing(lost))
 
 
 def mend(party: "Party", name: BaseName, fetch: Fetch, progress: Progress = lambda done, total: None) -> None:

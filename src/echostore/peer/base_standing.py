@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from echostore.kernel.errors import Corrupt, NotFound
 from echostore.kernel.ids import NO_LINK, ItemId, item_from_text
 from echostore.kernel.order import DATA, FeedCursor
-from echostore.peer.base_damage import BaseDamage, is_marked, mark, truncated, unmark, watched_blobs, writes
+from echostore.peer.base_damage import BaseDamage, is_marked, mark, missing, truncated, unmark, watched_blobs, writes
 from echostore.peer.base_install import base_cursors, install_items
 from echostore.peer.checkpoints import load_cursors, load_moves
 from echostore.peer.epoch_fetching import holes
@@ -53,7 +53,7 @@ def stand_on_stored(processor: "PartyProcessor", *, given_up: str = "") -> None:
                 if isinstance(error, OldEncoding):
                     raise  # what lies below is nowhere else
                 name = BaseName.decode(processor.feeds.about(BASE_KEY) or b"")
-                processor.damage = BaseDamage(name, error.what, closed=True)
+                processor.damage = BaseDamage.of(processor, name, error.what, closed=True)
             mark(processor)
     if processor.base is not None:
         processor.orderer.set_base(processor.order_cuts())
@@ -63,9 +63,9 @@ def _look_again(processor: "PartyProcessor", base: BaseEpoch) -> None:
     """Blobs of the base were found lost before. Where they are back, the items are made anew from them."""
     lost = holes(base.name, processor.blobs)
     if lost and not truncated(processor):
-        raise Corrupt(f"{lost} blobs of it are missing")  # the history gives the same
+        raise Corrupt(missing(lost))  # the history gives the same
     if lost:
-        processor.damage = BaseDamage(base.name, f"at least {lost} blobs of it are missing", closed=False)
+        processor.damage = BaseDamage.of(processor, base.name, missing(lost), closed=False)
     elif not writes(processor):
         processor.items = None
     elif processor.items is not None:

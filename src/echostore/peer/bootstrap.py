@@ -173,7 +173,7 @@ def fetch_epoch(party: "Party", number: int, fetch: Fetch, progress: Progress = 
             fetch_tree(blobs, name, fetch, progress)
     except Unavailable as nothing:
         raise TimedOut(
-            f"{len(nothing.cids)} blobs of epoch {number} came from nobody",
+            f"{len(nothing.cids):,} {'blob' if len(nothing.cids) == 1 else 'blobs'} of epoch {number} came from nobody",
             unchanged="What came is kept; the next try goes on from there.",
             next_step="Connect to a member that kept the epoch.",
         ) from None
@@ -378,12 +378,14 @@ class Bootstraps:
             risen: Party | None = None
             try:
                 party = self._peer.held(key)
-                if mending:
-                    self.mend(party)
-                elif self._rise(party):
+                if not mending and self._rise(party):
                     risen = party
-                elif party.runtime.processor.closed:
-                    self.mend(party)
+                elif mending or party.runtime.processor.closed:
+                    why = self.mend(party)
+                    if why:
+                        _log.warning(
+                            "what is lost of an epoch could not be had", extra={"party": key.hex(), "why": why}
+                        )
                 else:
                     self._one(party)
             except EchoError as error:
@@ -427,7 +429,6 @@ class Bootstraps:
             why = "" if damage is None else self._made_whole(party, damage, fetch)
             if why:
                 self.mending[party.key] = why
-                _log.warning("what is lost of an epoch could not be had", extra={"party": party.key.hex(), "why": why})
                 self._network.soon(self._again_later)
                 return why
             self.mending.pop(party.key, None)

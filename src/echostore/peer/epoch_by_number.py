@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from echostore.mesh.blob_exchange import Follow
     from echostore.peer.party import Party
 
+KEPT: Final = "What came is kept; the next try goes on from there."
 SETTLED_S: Final = 1.0
 """How long control must have been complete before it is believed: who has just connected may tell of more."""
 
@@ -64,10 +65,10 @@ def fetch(party: "Party", number: int, *, address: str | None, timeout_s: float)
     if not hear_of(party, number, device, timeout_s):
         raise TimedOut(
             f"what the party's members say of epoch {number} did not come in {timeout_s:g} s",
-            unchanged="What came is kept; the next try goes on from there.",
+            unchanged=KEPT,
             next_step="Connect to another member, or give it more time with --timeout.",
         )
-    came = 0
+    came, before = 0, _blob_count(party)
 
     def get(cids: list[Cid], follow: "Follow | None" = None) -> None:
         nonlocal came
@@ -80,26 +81,37 @@ def fetch(party: "Party", number: int, *, address: str | None, timeout_s: float)
         elif follow is not None:
             _all_here(party, number, cids, follow)
 
-    base = fetch_epoch(party, number, get)
+    try:
+        base = fetch_epoch(party, number, get)
+    except TimedOut as nothing:
+        raise TimedOut(nothing.what, unchanged=_kept(party, before), next_step=nothing.next_step) from None
     return Fetched(number, items_counted(party.runtime, base.root), came)
 
 
 def _mended(party: "Party") -> Fetched:
     """Fetch what is lost of the epoch that this peer stands on, and stand on it again."""
-    blobs = party.runtime.blobs
-    assert blobs is not None
-    before = sum(1 for _ in blobs.list()) if not blobs.broken else 0
+    damage = party.runtime.processor.damage
+    before = _blob_count(party)
     why = party.peer.network.bootstraps.mend(party)
     if why:
-        raise TimedOut(
-            why,
-            unchanged="What came is kept; the next try goes on from there.",
-            next_step="Connect to a member that has it, with --from HOST:PORT.",
-        )
+        next_step = "Connect to a member that has it, with --from HOST:PORT."
+        if damage is not None and damage.nobody_else():
+            next_step = damage.next_step
+        raise TimedOut(why, unchanged=_kept(party, before), next_step=next_step)
     with party.reading() as runtime:
         base = runtime.processor.base
         assert base is not None
-        return Fetched(base.name.number, base.root.item_count, max(0, sum(1 for _ in blobs.list()) - before))
+        return Fetched(base.name.number, items_counted(runtime, base.root), max(0, _blob_count(party) - before))
+
+
+def _kept(party: "Party", before: int) -> str:
+    """What a try in vain leaves behind, where so many blobs were here before it."""
+    return KEPT if _blob_count(party) > before else "Nothing came, and nothing was changed."
+
+
+def _blob_count(party: "Party") -> int:
+    blobs = party.runtime.blobs
+    return sum(1 for _ in blobs.list()) if blobs is not None and not blobs.broken else 0
 
 
 def _all_here(party: "Party", number: int, cids: list[Cid], follow: "Follow") -> None:

@@ -169,6 +169,8 @@ def _lost(party: "Party") -> str:
     if damage is None:
         return ""
     fetching = party.peer.network.bootstraps.mending.get(party.key, "") if party.peer.on_network else ""
+    if damage.nobody_else():
+        return f"{damage.text}; nobody else is in the party who could have it"
     return f"{damage.text}; {fetching or 'it is fetched again once a member is connected'}"
 
 
