@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import json
 import shutil
 import time
 from pathlib import Path
@@ -60,9 +61,11 @@ def test_a_dry_run_says_what_an_epoch_would_leave_out_and_changes_nothing(cli: C
     plan = cli("epoch", "create", "--discard-before", later(), "--dry-run", "--json").ok()
     assert plan.json()["left_out"] == {"items": 2, "posts": 2, "histories": 1}
     assert (plan.json()["number"], plan.json()["items"], plan.json()["declared"]) == (1, 2, False)
-    assert "2 deleted items" in plan.err
-    assert "2 posts" in plan.err
-    assert "the history of 1 text or list" in plan.err
+    assert plan.err == "", "a program has it in the document"
+    told = cli("epoch", "create", "--discard-before", later(), "--dry-run").ok()
+    assert "2 deleted items" in told.err
+    assert "2 posts" in told.err
+    assert "the history of 1 text or list" in told.err
     assert files(cli.home) == before
     with open_quiet(cli.home) as peer:
         epochs = peer.epochs(peer.party("@Trip"))
@@ -76,6 +79,8 @@ def test_nothing_is_left_out_without_a_yes(cli: Cli) -> None:
     assert ran.status == 2
     assert "2 deleted items" in ran.err
     assert "--yes" in ran.err
+    (refused,) = cli("epoch", "create", "--discard-before", later(), "--json").err.splitlines()
+    assert json.loads(refused)["error"]["exit_status"] == 2, "one document"
     assert cli("epoch", "list", "--json").ok().json()["epochs"] == []
     done = cli("epoch", "create", "--discard-before", later(), "--yes", "--json").ok().json()
     assert (done["number"], done["items"], done["declared"]) == (1, 2, True)
@@ -107,14 +112,38 @@ def truncatable(cli: Cli) -> None:
             Epochs(party).create()
 
 
-def test_a_person_is_asked_before_blocks_go_and_a_program_told(cli: Cli) -> None:
+def another_member(cli: Cli, guest: Path) -> None:
+    with open_quiet(cli.home) as peer, open_quiet(guest) as other:
+        party = peer.party("@Trip")
+        party.members.admit(other.request_join(party.key))
+
+
+def test_the_only_copy_of_a_history_goes_only_with_a_yes(cli: Cli) -> None:
     truncatable(cli)
-    ran = cli("epoch", "gc", "--json").ok()
+    ran = cli("epoch", "gc")
+    assert ran.status == 2
+    assert "nobody else is in the party, and the only copy of its history would go" in ran.err
+    assert "--yes" in ran.err
+    assert "--dry-run" in ran.err
+    (refused,) = cli("epoch", "gc", "--json").err.splitlines()
+    assert json.loads(refused)["error"]["exit_status"] == 2, "one document"
+    assert cli("epoch", "gc", "--yes", "--json").ok().json()["blocks"] > 0
+
+
+def test_the_help_says_what_happens_where_nobody_can_be_asked(cli: Cli) -> None:
+    words = " ".join(cli("epoch", "gc", "--help").ok().out.split())
+    assert "Where nobody can be asked it goes ahead" in words
+    assert "needed where nobody can be asked" not in words
+
+
+def test_a_person_is_asked_before_blocks_go_and_a_program_told(cli: Cli, tmp_path: Path) -> None:
+    truncatable(cli)
+    another_member(cli, tmp_path / "guest")
+    ran = cli("epoch", "gc").ok()
     assert "below epoch 2" in ran.err
     assert "party export" in ran.err
-    freed = ran.json()
-    assert freed["deleted"]
-    assert freed["blocks"] > 0
+    assert "only copy" not in ran.err
+    assert " went" in ran.out
     again = cli("epoch", "gc", "--yes", "--json").ok()
     assert (again.json()["blocks"], again.err) == (0, ""), "where no block goes nothing is told"
 
@@ -131,8 +160,10 @@ def test_a_dry_run_needs_no_lock_and_no_place_to_write(cli: Cli, tmp_path: Path)
     expected = cli("epoch", "gc", "--dry-run", "--json").ok().json()["blocks"]
     copy = Cli(tmp_path / "copy", tmp_path / "state of the copy")
     shutil.copytree(cli.home, copy.home)
-    with open_quiet(cli.home):
+    with open_quiet(cli.home) as peer:
         assert cli("epoch", "gc", "--dry-run", "--json").ok().json()["blocks"] == expected
+        peer.party("@Trip").create("text")
+        peer.party("@Trip").flush()
         cli("epoch", "create", "--dry-run").ok()
     before = files(copy.home)
     assert copy("epoch", "gc", "--dry-run", "--json").ok().json()["blocks"] == expected

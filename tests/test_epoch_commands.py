@@ -1,5 +1,6 @@
 """Epochs as a user meets them: after `epoch gc`, on a newcomer, with files lost, and on what can't be written."""
 
+import json
 import os
 import signal
 import sqlite3
@@ -13,6 +14,7 @@ import pytest
 from cli_process import Cli
 from echostore.kernel.errors import Compacted
 from echostore.kernel.ids import item_text
+from echostore.peer.base_damage import missing
 from echostore.peer.epoch_gc import run_gc
 from echostore.peer.epochs import Epochs
 from network_peers import address, invited, peers
@@ -274,12 +276,37 @@ def test_lost_blobs_of_a_truncated_party_are_damage_and_named(tmp_path: Path) ->
         ran = cli(*command, "--party", "@Trip")
         assert ran.status == 6, (command, ran)
         assert "the epoch that the party stands on is lost" in ran.err
-        assert "join it again" in ran.err
+        assert "estore blobs.db of the party from a backup: nobody else is in it" in ran.err
+        assert "HOST:PORT" not in ran.err
+        assert "join it again" not in ran.err
     ran = cli("doctor", "--json")
     assert (ran.status, ran.json()["sound"]) == (6, False)
     told = cli("status")
     assert told.status == 6
     assert "Other: all" in told.out
+    assert "nobody else is in the party who could have it" in told.out
+    assert "once a member is connected" not in told.out
+    fetched = cli("epoch", "fetch", "3", "--party", "@Trip", "--json")
+    assert (fetched.status, len(fetched.err.splitlines())) == (5, 1), "one document"
+    failed = json.loads(fetched.err)["error"]
+    assert failed["unchanged"] == "Nothing came, and nothing was changed."
+    assert "from a backup" in failed["next_step"]
+
+
+def test_where_others_are_members_lost_blobs_are_fetched_from_them(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    written(home, gc=True)
+    with open_quiet(home) as peer, open_quiet(tmp_path / "guest") as guest:
+        party = peer.party("@Trip")
+        party.members.admit(guest.request_join(party.key))
+    lose_blobs(home)
+    ran = Cli(home, tmp_path / "state")("item", "tree")
+    assert "epoch fetch 3 --from HOST:PORT" in ran.err
+    assert "join it again" in ran.err
+
+
+def test_missing_blobs_are_counted_as_people_do() -> None:
+    assert [missing(1), missing(2)] == ["at least 1 blob of it is missing", "at least 2 blobs of it are missing"]
 
 
 def test_doctor_does_not_send_the_blobs_of_a_truncated_party_away(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def create(
         plan, before_ms = _planned(options, before)
         if before is not None:
             for line in _loss_lines(plan):
-                output.note(line)
+                output.aside(line)
         if dry_run:
             output.document(plan, f"would declare epoch {plan['number']} with {counted(plan['items'], 'item')}")
             return

@@ -55,7 +55,7 @@ def fetch(
         epochs = peer.epochs(key)
         device = epochs.reach(number, address=from_)
         _await(output, peer, key, number, device, patience_s)
-        output.note(f"asking for epoch {number}")
+        output.aside(f"asking for epoch {number}")
         fetched = epochs.fetch(number, timeout_s=patience_s)
         record = {"party": key.hex(), "epoch": fetched.epoch, "items": fetched.items, "fetched": fetched.blobs}
         output.document(
@@ -79,4 +79,4 @@ def _await(
                 unchanged="What came is kept; the next try goes on from there.",
                 next_step="Connect to another member, or give it more time with --timeout.",
             )
-        output.note(f"waiting for what members say: {progress.held:,} of {progress.known:,} known blocks held")
+        output.aside(f"waiting for what members say: {progress.held:,} of {progress.known:,} known blocks held")

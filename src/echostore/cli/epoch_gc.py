@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
+ONLY_COPY = "this needs a yes: nobody else is in the party, and the only copy of its history would go"
+
 
 @app.command(help_prologue=examples("echostore epoch gc --dry-run", "echostore epoch gc --party @Trip --yes"))
 def gc(
@@ -24,27 +26,32 @@ def gc(
     of control feeds where the epoch names its control state. The state stays as it is; what goes is history, so this
     asks first where blocks go. Files that people added stay.
 
+    Where nobody can be asked it goes ahead, because a quorum stands for what it deletes. Not so where nobody else is in
+    the party: the only copy of the history would go, and that needs --yes.
+
     Parameters
     ----------
     dry_run
         Say what would go, and delete nothing. Needs no lock, and works on read-only media.
     yes
-        Delete without asking; needed where nobody can be asked.
+        Delete without asking.
     """
+    from echostore.peer.base_damage import only_copy
     from echostore.peer.epochs import Epochs
 
     output = Output.of(options)
     with reading(options) as peer:
         party = open_party(peer, options.party)
         plan, key = Epochs(party).gc(dry_run=True), party.key
+        alone = only_copy(party.runtime.processor)
     if plan.blocks:
-        for line in _loss_lines(plan):
-            output.note(line)
+        for line in _loss_lines(plan, alone=alone):
+            output.aside(line)
     record = {"party": key.hex(), "dry_run": dry_run, "deleted": False, **asdict(plan)}
     if dry_run:
         output.document(record, _lines(plan))
         return
-    if plan.blocks and not output.confirm("Delete them?", yes=yes, unasked=True):
+    if plan.blocks and not output.confirm("Delete them?", yes=yes, unasked=not alone, needed=ONLY_COPY):
         output.document(record, "nothing deleted")
         return
     with writing(options) as peer:
@@ -52,12 +59,15 @@ def gc(
     output.document({**record, **asdict(freed), "deleted": True}, _lines(freed))
 
 
-def _loss_lines(plan: "Freed") -> list[str]:
-    return [
+def _loss_lines(plan: "Freed", *, alone: bool) -> list[str]:
+    lines = [
         f"this deletes {counted(plan.blocks, 'block')} below epoch {plan.epoch} from this machine:",
         "  what was before can't be looked up here any more (item history, moments, undo), nor verified",
         "  a file that `party export` writes then begins at an epoch, too",
     ]
+    if alone:
+        lines.append("  nobody else is in the party: this is the only copy of that history")
+    return lines
 
 
 def _lines(freed: "Freed") -> list[str]:

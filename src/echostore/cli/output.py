@@ -156,6 +156,11 @@ class Output:
         if not self.quiet:
             sys.stderr.write(harmless(text) + "\n")
 
+    def aside(self, text: str) -> None:
+        """A note before it is clear how things end; not with --json: stderr is then one document if they end badly."""
+        if not self.machine:
+            self.note(text)
+
     def warn(self, text: str) -> None:
         sys.stderr.write(f"{coloured('warning:', '33')} {harmless(text)}\n")
 
@@ -175,14 +180,14 @@ class Output:
 
     # asking
 
-    def confirm(self, question: str, *, yes: bool, unasked: bool = False) -> bool:
+    def confirm(self, question: str, *, yes: bool, unasked: bool = False, needed: str = "this needs a yes") -> bool:
         """Whether a person agrees. Off a terminal nobody can be asked: then `--yes` has to say so, unless it is done `unasked`."""
         if yes:
             return True
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             if unasked:
                 return True
-            raise UsageError("this needs a yes", next_step="Give --yes, or --dry-run to see what it would do.")
+            raise UsageError(needed, next_step="Give --yes, or --dry-run to see what it would do.")
         sys.stderr.write(f"{harmless(question)} [y/N] ")
         sys.stderr.flush()
         return sys.stdin.readline().strip().lower() in ("y", "yes")
