@@ -81,7 +81,10 @@ BAD = [
     (("simulate", "--peers", "0"), 2, "peers"),
     (("simulate", "--loss", "1"), 2, "nothing would ever arrive"),
     (("frobnicate",), 2, "Unknown command"),
-    (("item", "frob"), 2, "Unknown command"),
+    (("item", "frob"), 2, 'Unknown command "frob"'),
+    (("epoch",), 2, "a command is missing behind `echostore epoch`. Available commands: create, list"),
+    (("epoch", "fetch", "1", "-p", "@Alone", "--from", "127.0.0.1:1"), 5, "Make sure that a peer is running there"),
+    (("party", "why", "@Nobody", "-p", "@Alone"), 3, "`echostore party members` lists them"),
 ]
 
 
@@ -104,6 +107,20 @@ def test_bad_input(
     if "--json" not in typed:
         assert captured.err.startswith("error[E-")
     assert captured.err.count("\n") == 1, "an error is one line"
+
+
+def test_a_wrong_command_is_named_also_behind_shared_options(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for typed, said in (
+        (("epoch", "frob"), 'Unknown command "frob"'),
+        (("frob",), 'Unknown command "frob"'),
+        (("--json", "epoch", "frob"), 'Unknown command \\"frob\\"'),
+        (("epoch",), "a command is missing behind `echostore epoch`"),
+        ((), "a command is missing behind `echostore`"),
+    ):
+        assert run(["--home", str(home), *typed]) == 2
+        assert said in capsys.readouterr().err
+    assert run(["--home", str(home), "party", "list"]) == 0
+    assert run(["--home", str(home), "epoch", "--help"]) == 0
 
 
 def test_an_ambiguous_item_name_lists_the_candidates(home: Path) -> None:

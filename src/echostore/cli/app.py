@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Sequence
 from itertools import pairwise
 
-from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownOptionError
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownCommandError, UnknownOptionError
 
 from echostore import __version__
 from echostore.cli.failures import INTERRUPTED, INTERRUPTED_STATUS, UNEXPECTED, Failure
@@ -127,8 +127,11 @@ def _options_after_command(app: App, arguments: list[str]) -> list[str]:
     leading, rest = arguments[:end], arguments[end:]
     if not leading or not rest:
         return arguments
-    path, _, _ = app.parse_commands(rest)
-    return [*rest[: len(path)], *leading, *rest[len(path) :]]
+    path, apps, _ = app.parse_commands(rest)
+    behind = rest[len(path) :]
+    if apps[-1].default_command is None and behind and not behind[0].startswith("-"):
+        return rest  # that is no command, and what the message should name
+    return [*rest[: len(path)], *leading, *behind]
 
 
 def _usage(error: CycloptsError, arguments: list[str]) -> str:
@@ -142,6 +145,9 @@ def _usage(error: CycloptsError, arguments: list[str]) -> str:
         if _NEGATIVE.match(found):
             return f"{error.keyword or error.argument.name} must not be negative: {found}"
     text = str(error)
+    if isinstance(error, UnknownCommandError) and error.unused_tokens and error.unused_tokens[0].startswith("-"):
+        noun = " ".join(["echostore", *(error.command_chain or ())])
+        return text.replace(f'Unknown command "{error.unused_tokens[0]}"', f"a command is missing behind `{noun}`", 1)
     for name, words in (("int", "a whole number"), ("float", "a number")):
         text = text.replace(f"into {name}.", f"into {words}.")
     return text

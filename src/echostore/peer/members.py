@@ -95,7 +95,10 @@ class Members:
                 # Also of whom no credential counts: that is when one asks why.
                 found = {key for key in machine.named() if text and key.hex().startswith(text.lower())}
         if not found:
-            raise NotFound(f"no member, device or feed {text!r} in the party")
+            raise NotFound(
+                f"no member, device or feed {text!r} in the party",
+                next_step="Give the first digits of a key, or @name; `echostore party members` lists them.",
+            )
         if len(found) > 1:
             raise UsageError(f"{len(found)} keys start with {text}", next_step="Give more of it.")
         return found.pop()

@@ -129,7 +129,10 @@ class Network:
         try:
             link = self.call(self.node.dial(host, port, expected=expected))
         except ConnectionFailed as failure:
-            raise Unreachable(f"no connection to {address}: {failure}") from None
+            raise Unreachable(
+                f"no connection to {address}: {failure}",
+                next_step="Make sure that a peer is running there (`echostore serve` says its address), or name another.",
+            ) from None
         if keep:
             self.soon(lambda: self.node.keep_dialling(host, port, expected=link.device))
         return bytes(link.device)
