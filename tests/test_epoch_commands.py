@@ -77,6 +77,7 @@ def test_an_epoch_is_shown_with_all_that_its_genesis_names(tmp_path: Path) -> No
     assert (first["discard_before"], second["discard_before"][:4]) == (None, "2020")
     assert second["models"] == ["property-set@1"]
     assert second["encoding"] >= 1
+    assert first["party"] == second["party"] == cli("epoch", "show", "0", "--json").ok().json()["party"]
     assert "property-set@1" in cli("epoch", "show", "2").ok().out
 
 
@@ -364,10 +365,20 @@ def test_a_policy_is_told_as_it_counts(tmp_path: Path) -> None:
     home = tmp_path / "home"
     written(home, epochs=1)
     cli = Cli(home, tmp_path / "state")
-    lines = cli("party", "policy", "--truncate-quorum", "1", "--join-attests", "2").ok().out
-    assert "a majority must have attested, and 1 where so many are members" in lines
+    lines = cli("party", "policy", "--truncate-quorum", "3", "--join-attests", "2").ok().out
+    assert "a majority must have attested, and at least 3 where so many are members" in lines
     assert "wants 2 attests besides the declarer's word" in lines
-    assert cli("party", "policy", "--truncate-quorum", "²").status == 2
+    for quorum in ("²", "0", "1", "2"):
+        ran = cli("party", "policy", "--truncate-quorum", quorum)
+        assert (ran.status, "from 3 on" in ran.err) == (2, True), quorum
+    lines = (
+        cli("party", "policy", "--age", "3s", "--grace", "90s", "--silence", "30d", "--discard-after", "2w").ok().out
+    )
+    for said in ("an epoch after 3s", "grace          90s", "retired after 30d", "left out after 14d"):
+        assert said in lines
+    for declarers, status in (("nobody", 3), ("", 2), ("@nobody,elect", 3)):
+        ran = cli("party", "policy", "--declarers", declarers)
+        assert (ran.status, "Give admins, elect, bot" in ran.err) == (status, True), ran
     alone = cli("party", "policy", "--declarers", "bot").ok()
     assert "nobody can declare" in alone.err
     assert cli("epoch", "create").status == 4

@@ -200,7 +200,8 @@ def show(number: int, /, *, options: InParty = IN_PARTY) -> None:
 
     output = Output.of(options)
     with reading(options) as peer:
-        epochs = Epochs(open_party(peer, options.party))
+        party = open_party(peer, options.party)
+        epochs = Epochs(party)
         if number == 0:
             zero = epochs.zero()
             zero["created"] = iso_ms(zero.pop("created_ms"))
@@ -208,7 +209,7 @@ def show(number: int, /, *, options: InParty = IN_PARTY) -> None:
             return
         epoch = epochs.get(number)
         view = next(view for view in epochs.all() if view.number == number)
-        record = _record(view)
+        record: dict[str, Any] = {"party": party.key.hex(), **_record(view)}
         record["previous"] = epoch.genesis.previous.hex() or None
         record["previous_snapshot"] = epochs.previous_snapshot(epoch)
         record["new_bytes"] = epochs.sizes().get(number)

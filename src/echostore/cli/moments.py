@@ -20,6 +20,12 @@ def parse_span(text: str) -> float:
     return float(found[1]) * _SECONDS[found[2]]
 
 
+def span(seconds: int) -> str:
+    """A length of time as `parse_span` takes it, in the largest unit that tells all of it."""
+    unit = next(unit for unit in ("d", "h", "m", "s") if seconds % _SECONDS[unit] == 0)
+    return f"{seconds // int(_SECONDS[unit])}{unit}"
+
+
 def parse_moment(text: str) -> datetime | str:
     """A time, or the text of an anchor or epoch. A time without a zone is the local time of this machine."""
     text = text.strip()

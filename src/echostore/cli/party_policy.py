@@ -1,16 +1,15 @@
 """`echostore party policy`: how a party makes its epochs, shown and set."""
 
-from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter, validators
 
-from echostore.cli.moments import parse_span
+from echostore.cli.moments import parse_span, span
 from echostore.cli.opening import open_party, reading, writing
 from echostore.cli.options import IN_PARTY, InParty
 from echostore.cli.output import Output, counted
 from echostore.cli.values import short
-from echostore.kernel.errors import UsageError
+from echostore.kernel.errors import NotFound, UsageError
 from echostore.kernel.party import epoch_policy
 
 if TYPE_CHECKING:
@@ -23,6 +22,10 @@ EXAMPLES = {
         "echostore party policy --declarers elect --messages 10000 --age 1d --party @Trip",
     ),
 }
+
+LEAST_QUORUM = 3
+"""Fewer are never more than a majority, however many members there are."""
+_QUORUMS = f"Give `majority`, or a number from {LEAST_QUORUM} on."
 
 _Whole = Annotated[int | None, Parameter(validator=validators.Number(gte=0, lt=10**epoch_policy.NUMBER_DIGITS_MAX))]
 
@@ -61,7 +64,8 @@ def policy(
     join_attests
         How many members besides the declarer a newcomer wants to stand for an epoch; a majority is always enough.
     truncate_quorum
-        How many members must have attested before history is deleted: `majority`, or a number above that.
+        How many members must have attested before history is deleted: `majority`, or a number from 3 on, which counts
+        where it is above a majority and so many are members.
     silence
         After how long a silent feed may be retired; 0: never.
     discard_after
@@ -115,25 +119,21 @@ def _show(output: Output, party: "Party", policy: "EpochPolicy") -> None:
     triggers = [
         f"{policy.messages:,} messages" if policy.messages else "",
         f"{policy.bytes_:,} bytes" if policy.bytes_ else "",
-        _span(policy.age_s) if policy.age_s else "",
+        span(policy.age_s) if policy.age_s else "",
     ]
-    more = f", and {policy.truncate_quorum:,} where so many are members" if policy.truncate_quorum else ""
+    more = f", and at least {policy.truncate_quorum:,} where so many are members" if policy.truncate_quorum else ""
     lines = [
         f"declared by    {policy.declarers}{f' ({named})' if named else ''}",
         f"an epoch after {' or '.join(each for each in triggers if each) or 'somebody asks for one'}",
-        f"grace          {policy.grace_s} s",
+        f"grace          {span(policy.grace_s)}",
         f"a newcomer     wants {_wanted(policy.join_attests)} besides the declarer's word",
         f"truncation     a majority must have attested{more}",
-        f"silent feeds   {f'may be retired after {policy.silence_s} s' if policy.silence_s else 'are kept'}",
-        f"old history    {f'is left out after {_span(policy.discard_age_s)}' if policy.discard_age_s else 'is kept'}",
+        f"silent feeds   {f'may be retired after {span(policy.silence_s)}' if policy.silence_s else 'are kept'}",
+        f"old history    {f'is left out after {span(policy.discard_age_s)}' if policy.discard_age_s else 'is kept'}",
     ]
     if policy.declarers == epoch_policy.BOT and not policy.named:
         output.warn("no bot is named: nobody can declare an epoch before --bot names one")
     output.document(record, "\n".join(lines))
-
-
-def _span(seconds: int) -> str:
-    return f"{timedelta(seconds=seconds)}" if seconds < timedelta.max.total_seconds() else f"{seconds} s"
 
 
 def _wanted(attests: int | None) -> str:
@@ -143,7 +143,15 @@ def _wanted(attests: int | None) -> str:
 def _declarers(party: "Party", text: str) -> bytes:
     if text in (epoch_policy.ADMINS, epoch_policy.ELECT, epoch_policy.BOT):
         return text.encode()
-    return b"".join(party.members.find_key(each.strip()) for each in text.split(","))
+    next_step = (
+        "Give admins, elect, bot, or keys or @names, separated by commas; `echostore party members` lists the members."
+    )
+    if not text.strip():
+        raise UsageError("nobody is named who may declare epochs", next_step=next_step)
+    try:
+        return b"".join(party.members.find_key(each.strip()) for each in text.split(","))
+    except NotFound as error:
+        raise NotFound(error.what, next_step=next_step) from None
 
 
 def _seconds(span: str | None) -> int | None:
@@ -157,9 +165,7 @@ def _seconds(span: str | None) -> int | None:
 
 def _quorum(text: str) -> bytes:
     if text != "majority" and not (text.isascii() and text.isdigit() and len(text) <= epoch_policy.NUMBER_DIGITS_MAX):
-        raise UsageError(f"{text!r} is no quorum", next_step="Give `majority` or a number.")
-    if text != "majority" and not int(text):
-        raise UsageError(
-            "nothing is deleted that no majority attested", next_step="Give `majority` or a number from 1."
-        )
+        raise UsageError(f"{text!r} is no quorum", next_step=_QUORUMS)
+    if text != "majority" and int(text) < LEAST_QUORUM:
+        raise UsageError(f"a quorum of {int(text)} says nothing: a majority is always asked for", next_step=_QUORUMS)
     return text.encode()
