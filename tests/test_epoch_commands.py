@@ -193,6 +193,28 @@ def test_the_keeper_declares_nothing_while_nobody_writes(tmp_path: Path) -> None
         assert [made.number for made in declared if made is not None] == [1]
 
 
+def test_who_looks_for_a_discarded_item_is_told_where_it_may_be(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    written(home, epochs=1)
+    cli = Cli(home, tmp_path / "state")
+    gone = cli("item", "create", "property-set", "title=Gone", "--json").ok().json()["item"]
+    cli("epoch", "create").ok()
+    assert "revive" not in cli("item", "get", "@Other").err, "nothing was left out yet"
+    cli("item", "delete", "@Gone", "--yes").ok()
+    cli("epoch", "create", "--discard-before", "now", "--yes").ok()
+    for verb in ("get", "restore"):
+        ran = cli("item", verb, "@Gone")
+        assert ran.status == 3
+        assert "no item is named 'Gone'" in ran.err
+        assert "--at epoch:2" in ran.err
+        assert "echostore party revive ID" in ran.err
+    with serve(tmp_path, home.name) as running:
+        assert "--at epoch:2" in running.cli("item", "restore", "@Gone").err, "of a running peer too"
+    assert cli("item", "get", "@Gone", "--at", "epoch:2", "--json").ok().json()["item"] == gone
+    assert cli("item", "get", "@Never", "--at", "epoch:2").status == 3
+    cli("party", "revive", gone).ok()
+
+
 # newcomers
 
 

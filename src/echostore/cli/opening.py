@@ -188,13 +188,25 @@ def item_in(party: "Party", text: str) -> "Item":
         return found
     named = [item for item in party.items() if text[1:] in names_of(item)]
     if not named:
-        raise NotFound(f"no item is named {text[1:]!r}", next_step="`echostore item tree` shows the items.")
+        raise NotFound(f"no item is named {text[1:]!r}", next_step=_look_elsewhere(party))
     if len(named) > 1:
         raise UsageError(
             f"{len(named)} items are named {text[1:]!r}: {_named([short(item_id(item)) for item in named])}",
             next_step="Name it by its id.",
         )
     return named[0]
+
+
+def _look_elsewhere(party: "Party") -> str:
+    """Where to look for an item that is not here by its name."""
+    next_step, status = "`echostore item tree` shows the items.", party.status
+    if status.discards and status.epoch is not None:
+        earlier = f"`--at epoch:{status.epoch - 1}`, or an earlier one," if status.epoch > 1 else "`--at` a time before"
+        next_step += (
+            f" Epoch {status.epoch} and those before it left out what was deleted: {earlier} shows it with its id while that "
+            "is kept, and `echostore party revive ID` makes it anew."
+        )
+    return next_step
 
 
 def item_id(item: "Item") -> str:

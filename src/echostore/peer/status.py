@@ -53,6 +53,8 @@ class PartyStatus:
     """What this device is in the party: its member's role, or why it is in it no more. Empty: not admitted yet."""
     epoch: int | None = None
     """The epoch that this peer stands on; None: it has folded all messages."""
+    discards: bool = False
+    """Whether that epoch may have left things out, or one before it."""
     began: str = ""
     """How this device came by the party's past, if this process saw it: from an epoch, or by replaying history, and why."""
     lost: str = ""
@@ -156,6 +158,7 @@ def party_status(party: "Party") -> PartyStatus:
             failure=str(runtime.failure or ""),
             standing=standing_of(runtime),
             epoch=processor.base.name.number if processor.base is not None else None,
+            discards=processor.base is not None and processor.base.name.discards,
             began=_began(party),
             lost=_lost(party),
             closed=processor.closed,
