@@ -87,6 +87,24 @@ def test_nothing_is_left_out_without_a_yes(cli: Cli) -> None:
     assert len(done["party"]) == 64
 
 
+def test_an_epoch_is_shown_with_what_it_left_out_while_that_can_be_told(cli: Cli) -> None:
+    def shown(number: int) -> object:
+        return cli("epoch", "show", str(number), "--json").ok().json()["left_out"]
+
+    cli("epoch", "create").ok()
+    cli("epoch", "create", "--discard-before", later(), "--yes").ok()
+    nothing = {"items": 0, "posts": 0, "histories": 0}
+    assert (shown(1), shown(2)) == (nothing, {"items": 2, "posts": 2, "histories": 1})
+    assert "2 deleted items, 2 posts, the history of 1 text or list" in cli("epoch", "show", "2").ok().out
+    cli("item", "create", "property-set", "n=1").ok()
+    cli("epoch", "create").ok()
+    assert shown(3) == nothing
+    assert "nothing beyond what those before it did" in cli("epoch", "show", "3").ok().out
+    cli("epoch", "gc", "--yes").ok()
+    assert shown(2) is None
+    assert "can't be told" in cli("epoch", "show", "2").ok().out
+
+
 def test_an_epoch_that_leaves_nothing_out_asks_nothing(cli: Cli) -> None:
     cli("epoch", "create", "--discard-before", "2020-01-01").ok()
     cli("item", "create", "text", "x").ok()

@@ -17,6 +17,7 @@ from echostore.kernel.errors import NotFound, UsageError
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from echostore.kernel.items.discarding import LeftOut
     from echostore.peer.epochs import EpochView
     from echostore.peer.party import Party
 
@@ -143,11 +144,25 @@ def _loss_lines(plan: dict[str, Any]) -> list[str]:
         if lost["posts"]:
             lines.append(f"  {counted(lost['posts'], 'post')} that logs let go")
         if lost["histories"]:
-            what = "1 text or list" if lost["histories"] == 1 else f"{lost['histories']:,} texts and lists"
-            lines.append(f"  the history of {what}; what stands in them stays")
+            lines.append(f"  the history of {_shared(lost['histories'])}; what stands in them stays")
     if plan["silent"]:
         lines.append(f"  {counted(plan['silent'], 'silent feed')} would be retired before, which may let more go")
     return lines
+
+
+def _shared(histories: int) -> str:
+    return "1 text or list" if histories == 1 else f"{histories:,} texts and lists"
+
+
+def _left_out_line(left_out: "LeftOut | None") -> str:
+    if left_out is None:
+        return "can't be told: not all that it sums up is here"
+    parts = [
+        counted(left_out.items, "deleted item") if left_out.items else "",
+        counted(left_out.posts, "post") if left_out.posts else "",
+        f"the history of {_shared(left_out.histories)}" if left_out.histories else "",
+    ]
+    return ", ".join(part for part in parts if part) or "nothing beyond what those before it did"
 
 
 def _from_pipeline(party: "Party", epochs: Any, out: Path) -> "EpochView":
@@ -222,11 +237,15 @@ def show(number: int, /, *, options: InParty = IN_PARTY) -> None:
         record["models"] = [f"{model}@{version}" for model, version in epoch.genesis.models]
         before_ms = epoch.genesis.discard_before_ms
         record["discard_before"] = iso_ms(before_ms) if before_ms else None
+        left_out = epochs.left_out(epoch)
+        record["left_out"] = None if left_out is None else asdict(left_out)
         record["timeframe"] = [
             {"feed": entry.feed.hex(), "seq": entry.seq, "link": entry.link.hex()} for entry in epoch.genesis.timeframe
         ]
-        listed = ("timeframe", "stands_for_it", "disputes", "models", "rival_epochs")
+        listed = ("left_out", "timeframe", "stands_for_it", "disputes", "models", "rival_epochs")
         lines = [f"{name:17} {value}" for name, value in record.items() if name not in listed and value is not None]
+        if before_ms:
+            lines += [f"{'left out':17} {_left_out_line(left_out)}"]
         lines += [f"{'models':17} {', '.join(record['models'])}"]
         lines += [f"{'stands for it':17} {', '.join(record['stands_for_it'])}"]
         lines += [f"{'disputed by':17} {each['by']}: {each['detail']}" for each in record["disputes"]]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from echostore.kernel.errors import Compacted, EchoError, NotFound
 from echostore.kernel.ids import Cid, IdentityKey, PartyKey
+from echostore.kernel.items.discarding import LeftOut
 from echostore.kernel.party.credentials import EpochGenesis
 from echostore.kernel.party.epoch_chain import Tally, genesis_of
 from echostore.kernel.snapshot import UNPLACED_VERSION
@@ -52,6 +53,13 @@ class EpochStates:
         """
         made = self._at(genesis, PREDECESSORS_MAX, stored=stored)
         return made.folded if isinstance(made, _Made) else made
+
+    def left_out(self, genesis: EpochGenesis) -> LeftOut | None:
+        """What a genesis takes out of the state, found by making it again; None when it can't be made here."""
+        if not genesis.discard_before_ms:
+            return LeftOut()
+        made = self.at(genesis)
+        return made.left_out if isinstance(made, Folded) and made.cid == genesis.snapshot else None
 
     def _at(self, genesis: EpochGenesis, predecessors: int, *, stored: bool = True) -> "_Made | OpenTimeframe | None":
         with self._party.lock:

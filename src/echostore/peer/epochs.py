@@ -194,6 +194,10 @@ class Epochs:
             return None  # what is not here tells nothing here
         return cid_text(before) if before is not None else None
 
+    def left_out(self, epoch: Epoch) -> LeftOut | None:
+        """What an epoch left out beyond those before it; None where the messages that it sums up are not all here."""
+        return EpochStates(self._party, self._identity).left_out(epoch.genesis)
+
     def disputes(self, epoch: Epoch) -> list[dict[str, str]]:
         """Who disputes an epoch, and why."""
         with self._party.reading() as runtime:
