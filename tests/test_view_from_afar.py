@@ -8,6 +8,7 @@ import pytest
 
 import echostore
 from cli_process import Cli
+from echostore.cli import view
 from echostore.mesh.blob_exchange import Unavailable
 from echostore.peer import bootstrap
 from echostore.peer.bootstrap import Bootstraps
@@ -15,6 +16,7 @@ from echostore.peer.epochs import Epochs
 from echostore.peer.party import Party
 from echostore.peer.peer import Peer
 from network_peers import address, peers
+from served import serve
 
 
 @pytest.fixture(autouse=True)
@@ -110,12 +112,36 @@ def test_an_item_that_is_no_view(away: Away, where: str) -> None:
     assert (status, "is not a view" in said, "view list" in said) == (2, True, True), said
 
 
-def test_a_view_that_is_nowhere(away: Away, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bootstrap, "PATIENCE_S", 1.0)
+def test_a_view_that_is_nowhere(away: Away) -> None:
+    away.trip.create(type="task", n=1)  # above the epoch
     key = away.trip.key.hex()
     for name in ("11" * 16, "22" * 32):
         status, said = away.open(f"echo://{key}/{name}")
-        assert (status, said.startswith("error[E-TIMEOUT]")) == (5, True), said
+        assert (status, f"no view {name[:8]} is in the party" in said) == (3, True), said
+        assert "--from" in said
+    with serve(away.folder, "bob") as running:
+        ran = running.cli("view", "open", f"echo://{key}/{'22' * 32}", "--from", address(away.ann))
+        assert (ran.status, "no view 22222222 is in the party" in ran.err) == (3, True), ran
+
+
+def test_a_view_that_may_be_in_what_does_not_come(away: Away, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "PATIENCE_S", 3.0)
+    monkeypatch.setattr(view, "_heard", lambda status, device: False)
+    status, said = away.open(f"echo://{away.trip.key.hex()}/{'22' * 32}")
+    assert (status, "no view 22222222 is in epoch 1, and what was written since did not come" in said) == (5, True), (
+        said
+    )
+
+
+def test_a_device_that_holds_nothing_is_told_of_from(away: Away) -> None:
+    for name in (away.view.locator, "@Plan"):
+        ran = away.echo("view", "open", name)
+        assert (ran.status, "nothing of the party is here yet" in ran.err) == (3, True), ran
+        assert "view open LOCATOR --from HOST:PORT" in ran.err
+    locator = f"echo://{away.trip.key.hex()}/{'22' * 32}"
+    away.ann.close()
+    ann = Cli(away.folder / "ann", away.folder / "state")
+    assert "no view with the inception key 22222222" in ann("view", "open", locator).err
 
 
 def test_a_device_that_was_removed(away: Away) -> None:

@@ -18,10 +18,14 @@ from echostore.kernel.values import parse_locator
 if TYPE_CHECKING:
     from echostore.kernel.ids import ItemId
     from echostore.kernel.items.record import ItemRecord
+    from echostore.peer.peer import Peer
+    from echostore.peer.status import PartyStatus
     from echostore.peer.view_reading import Places
 
 LOOK_S = 0.1
 """How often a command that waits for a view looks for it."""
+SETTLED_S = 1.0
+"""How long nothing more must have come before it is said that there is no such view: a member may tell of more."""
 
 app = App(
     name="view",
@@ -83,7 +87,23 @@ def open_view(
         _open_from(view, from_, options, output)
         return
     with reading(options) as peer:
-        _show(output, find_item(peer, options, view), epoch=None)
+        try:
+            found = find_item(peer, options, view)
+        except NotFound:
+            _check_begun(peer, options, view)
+            raise
+        _show(output, found, epoch=None)
+
+
+def _check_begun(peer: "Peer", options: InParty, view: str) -> None:
+    """NotFound, with the way to it, where nothing that was written to the party is here yet."""
+    party = peer.party(parse_locator(view)[0]) if view.startswith("echo://") else open_party(peer, options.party)
+    status = party.status
+    if status.epoch is None and not any(feed.held for feed in status.feeds if feed.kind == "data"):
+        raise NotFound(
+            "nothing of the party is here yet",
+            next_step="Read the view from a member, by its locator: `echostore view open LOCATOR --from HOST:PORT`.",
+        )
 
 
 def _show(output: Output, found: Any, **more: Any) -> None:
@@ -114,11 +134,13 @@ def _open_from(view: str, address: str, options: InParty, output: Output) -> Non
                 next_step="A view is for members: join the party first, with a ticket of one of them.",
             )
         party = peer.party(key)
-        peer.connect(address)
+        device = peer.connect(address)
         wanted = bytes.fromhex(name) if len(name) == 2 * KEY_BYTES else item_from_text(name)
         early = not issubclass(type(peer), Remote)  # a running `echostore serve` has the epoch soon, and all of it
         until = time.monotonic() + PATIENCE_S
         epoch: int | None = None
+        lacks = ""
+        settled: float | None = None
         while time.monotonic() < until:
             if early and control_settled(party) and believable(party.runtime) is not None:
                 try:
@@ -126,8 +148,8 @@ def _open_from(view: str, address: str, options: InParty, output: Output) -> Non
                     places: Places = {}
                     _show_early(output, view, reader.base.name.number, reader.view(wanted, places), places)
                     return
-                except NotFound:
-                    early = False  # it is younger than the epoch
+                except NotFound as absent:
+                    early, lacks = False, absent.what  # it may be younger than the epoch
                 except Unavailable as nothing:
                     raise TimedOut(
                         f"{counted(len(nothing.cids), 'blob')} of the view came from nobody: the member at {address} is gone",
@@ -137,10 +159,21 @@ def _open_from(view: str, address: str, options: InParty, output: Output) -> Non
             try:
                 party.get(view)
             except NotFound:
-                if (standing := party.status.standing) in (REMOVED, REVOKED):
+                status = party.status
+                if status.standing in (REMOVED, REVOKED):
                     raise Refused(
-                        f"nobody gives this device the view: {standing}",
+                        f"nobody gives this device the view: {status.standing}",
                         next_step="`echostore party why` says who did it. What was here before stays readable.",
+                    ) from None
+                if not (_heard(status, device) and peer.network.progress(key).caught_up):
+                    settled = None
+                elif settled is None:
+                    settled = time.monotonic()
+                elif time.monotonic() - settled > SETTLED_S:
+                    raise NotFound(
+                        f"no view {name[:8]} is in the party, and all that the member at {address} has of it is here",
+                        unchanged="What came of the party is kept.",
+                        next_step="Look at the locator again, or name a member that has more with --from.",
                     ) from None
                 time.sleep(LOOK_S)
                 continue
@@ -148,12 +181,19 @@ def _open_from(view: str, address: str, options: InParty, output: Output) -> Non
             break
         else:
             raise TimedOut(
-                f"nothing of the view came in {PATIENCE_S:g} s, in an epoch that may be believed or beside one",
+                f"{lacks}, and what was written since did not come in {PATIENCE_S:g} s"
+                if lacks
+                else f"nothing of the view came in {PATIENCE_S:g} s, in an epoch that may be believed or beside one",
                 unchanged="What came of the party is kept.",
                 next_step="Connect to another member, or try again.",
             )
     with reading(options) as peer:
         _show(output, find_item(peer, options, view), epoch=epoch)
+
+
+def _heard(status: "PartyStatus", device: bytes) -> bool:
+    """Whether a device has said what it has of a party."""
+    return any(each.device == device for feed in status.feeds for each in feed.others)
 
 
 def _check_view(record: "ItemRecord") -> None:
