@@ -78,9 +78,16 @@ def test_a_reader_manages_without_meta_db_and_a_writer_makes_it_anew(lab: Lab) -
     for command in READS:
         lab.cli(*command).ok()
     assert "echostore init" in lab.cli.process(*READS[0]).ok().err, "what to do about it"
-    lab.cli("init").ok()
+    checked = next(each for each in lab.cli("doctor", "--json").ok().json()["checks"] if "meta.db" in each["what"])
+    assert checked["level"] == "warning"
+    assert "echostore init" in checked["next_step"]
+    (told,) = (line for line in lab.cli.process("init").ok().err.splitlines() if "meta.db" in line)
+    assert "addresses of others are not known any more" in told
+    assert "echostore serve --connect HOST:PORT" in told
+    assert "meta.db" not in lab.cli.process("init").ok().err, "once"
     with echostore.open(lab.path, background=False) as peer:
         assert peer.party(lab.key).snapshot().cid == lab.cid
+    assert all("meta.db" not in each["what"] for each in lab.cli("doctor", "--json").ok().json()["checks"])
     assert lab.cli.process(*READS[0]).ok().err == ""
 
 

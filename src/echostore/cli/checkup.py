@@ -40,6 +40,10 @@ CLOCK_SLACK_MS = 10 * 60 * 1000
 """How far other members' clocks may be ahead before it is worth a word."""
 SOUND_CLOCK_MS = 1_767_225_600_000
 """The start of 2026: no clock that is right shows less."""
+_ANEW = (
+    "Run `echostore init`: it makes meta.db anew from the parties' own files. Then give the name again (`echostore init --name "
+    "NAME`), pause or close the parties that were, and meet a member with `echostore serve --connect HOST:PORT`."
+)
 QUICK_CHECK_BYTES_MAX = 64 * 1024 * 1024
 """Files up to this size are read through also without --full."""
 
@@ -195,6 +199,8 @@ def _data(home: "Home", output: Output, *, full: bool) -> Iterator[Finding]:
     except EchoError as error:
         yield Finding("store", _private(error.what), Level.WARNING, error.next_step)
         return
+    if not home.meta.exists() and home.party_keys():
+        yield Finding("store", "meta.db is missing: parties are told from their own files", Level.WARNING, _ANEW)
     with peer:
         yield Finding("key file", "sealed with a passphrase" if peer.keys.protected else "readable, not sealed")
         try:
@@ -213,10 +219,7 @@ def _data(home: "Home", output: Output, *, full: bool) -> Iterator[Finding]:
 def _repair(home: "Home", error: Corrupt) -> str:
     """What to do about files of the home itself. `doctor` changes nothing, so it must not send people back to itself."""
     if home.meta.name in error.what:
-        return (
-            "Run `echostore init`: it puts meta.db aside and makes it anew from the parties' own files. Then give the "
-            "name again (`echostore init --name NAME`), and pause or close the parties that were."
-        )
+        return f"{_ANEW} The damaged one is put aside."
     return "" if "echostore doctor" in error.next_step else error.next_step
 
 

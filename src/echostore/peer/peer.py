@@ -127,14 +127,15 @@ class Peer:
                 file = self.home.meta.with_name(self.home.meta.name + suffix)
                 if file.exists():
                     file.replace(file.with_name(file.name + ".damaged"))
-            _log.warning(
-                "%s was damaged: it is put aside as meta.db.damaged and made anew from the parties' own files; "
-                "this peer's name, settings and pauses are to be set again",
-                self.home.meta,
-            )
+            _log.warning("%s was damaged: it is put aside as meta.db.damaged", self.home.meta)
             meta = MetaStore(self.home.meta)
         if not self.read_only and self.home.party_keys() and not meta.parties(forgotten=True):
             meta.rebuild(self.home)
+            _log.warning(
+                "%s is made anew from the parties' own files: this peer's name, settings and pauses are to be set again, "
+                "and addresses of others are not known any more (`echostore serve --connect HOST:PORT` meets one)",
+                self.home.meta,
+            )
         if not self.read_only:
             meta.finish_forgetting(self.home)
         return meta
