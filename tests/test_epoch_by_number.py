@@ -1,5 +1,6 @@
 """`epoch fetch`: what is said of an epoch is judged when it has come, and nobody waits for nobody."""
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,6 +69,12 @@ def test_who_says_nothing_is_not_waited_for_for_ever(host: tuple[Peer, Party, Pe
         eve.listen("127.0.0.1:0")
         with pytest.raises(TimedOut, match="did not come in"):
             Epochs(bob.party(party.key)).fetch(2, address=address(eve), timeout_s=0.2)
+        bob.close()
+        ran = Cli(tmp_path / "bob", tmp_path / "state")(
+            "epoch", "fetch", "2", "--from", address(eve), "--timeout", "0.2s", "--json"
+        )
+        (failed,) = map(json.loads, ran.err.splitlines())
+        assert (ran.status, failed["error"]["unchanged"]) == (5, "Nothing came, and nothing was changed.")
 
 
 def test_the_command_says_at_once_that_nobody_is_connected(host: tuple[Peer, Party, Peer], tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
+KEPT = "What came is kept; the next try goes on from there."
 TELL_S = 1.0
 """How often is told what is waited for."""
 
@@ -49,8 +50,7 @@ def fetch(
     """
     output = Output.of(options)
     patience_s = parse_duration_s(timeout)
-    left = "What came is kept; the next try goes on from there."
-    with writing(options) as peer, if_interrupted(left):
+    with writing(options) as peer, if_interrupted(KEPT):
         key = party_key(peer, options.party)
         epochs = peer.epochs(key)
         device = epochs.reach(number, address=from_)
@@ -69,6 +69,7 @@ def _await(
     """Until the party's control feeds have told of an epoch. That there is none is known only when they are here."""
     epochs = peer.epochs(party)
     best, moved = -1, time.monotonic()
+    before = peer.network.progress(party).held
     while not epochs.hear_of(number, device=device, timeout_s=min(TELL_S, patience_s)):
         progress = peer.network.progress(party)
         if progress.held > best:
@@ -76,7 +77,7 @@ def _await(
         elif time.monotonic() - moved > patience_s:
             raise TimedOut(
                 f"what the party's members say of epoch {number} did not come in {patience_s:g} s",
-                unchanged="What came is kept; the next try goes on from there.",
+                unchanged=KEPT if progress.held > before else "Nothing came, and nothing was changed.",
                 next_step="Connect to another member, or give it more time with --timeout.",
             )
         output.aside(f"waiting for what members say: {progress.held:,} of {progress.known:,} known blocks held")
