@@ -451,10 +451,12 @@ class RealEpochWorld:
                         genesis, runtime.party, feeds=runtime.feeds, factory=runtime.processor.factory, base=None
                     )
             except NotFound:
-                assert self._churn, "only where admins part from each other has a founder to start from an epoch"
-                self.record({"kind": "truth", "genesis": name.hex(), "snapshot": UNTOLD})
-                continue
+                folded = None
             found = folded.cid.hex() if isinstance(folded, Folded) else ""
+            if (
+                folded is None and self._churn
+            ):  # only where admins part from each other has a founder to start from an epoch
+                found = UNTOLD
             self.record({"kind": "truth", "genesis": name.hex(), "snapshot": found})
         for followed in runtime.processor.admission.followed:
             end = followed.intervals[-1].end if followed.intervals else 0
