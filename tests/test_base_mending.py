@@ -16,7 +16,7 @@ from echostore.kernel.snapshot import PAGE_ITEMS_MAX
 from echostore.peer import bootstrap as bootstrap_module
 from echostore.peer.base_mending import mend, mend_control
 from echostore.peer.control_floor import kept_blobs
-from echostore.peer.epoch_fetching import absent, holes
+from echostore.peer.epoch_fetching import holes
 from echostore.peer.epoch_gc import plan_gc, run_gc
 from echostore.peer.epochs import Epochs
 from echostore.peer.party import Party
@@ -357,7 +357,7 @@ def test_a_page_that_nobody_has_read_is_missed_when_the_peer_comes_onto_the_netw
     assert Cli(story.home, story.folder / "state")("doctor").status == 6
     with online(story, "bob") as bob, online(story, "ann") as ann:
         party = bob.party(story.key)
-        assert absent(story.base.name, party.runtime.blobs) == 1
+        assert holes(story.base.name, party.runtime.blobs) == 1
         bob.connect(address(ann))
         until(lambda: party.runtime.blobs.has(story.pages[0]))
         until(lambda: party.runtime.processor.damage is None)

@@ -240,10 +240,11 @@ def _party(peer: "Peer", known: "KnownParty", output: Output, *, full: bool) -> 
         return
     try:
         party = peer.held(known.key)
-        lost = party.runtime.processor.damage or _base_looked_at(party, full=full)
+        lost = party.runtime.processor.damage or _base_looked_at(party)
         if lost is not None:
             yield Finding(f"{name} epoch {lost.name.number}", _private(lost.text), Level.BROKEN, lost.next_step)
         if lost is None or not lost.closed:
+            yield from _made_again(party, name)
             yield from _standing(party, name)
     except Corrupt as error:
         yield Finding(name, _private(error.what), Level.BROKEN, "Restore the party's folder, or join it again.")
@@ -327,17 +328,26 @@ def _items(peer: "Peer", known: "KnownParty", name: str) -> Iterator[Finding]:
         yield Finding(f"{name} items", _private(error.what), Level.WARNING, error.next_step)
 
 
-def _base_looked_at(party: "Party", *, full: bool) -> "BaseDamage | None":
-    """What is lost of the epoch that a party stands on, where nobody has noticed yet; in full, every blob is read."""
+def _base_looked_at(party: "Party") -> "BaseDamage | None":
+    """What is lost of the epoch that a party stands on, where nobody has noticed yet."""
     from echostore.peer.base_damage import BaseDamage, missing
-    from echostore.peer.epoch_fetching import absent, holes
+    from echostore.peer.epoch_fetching import holes
 
     processor, blobs = party.runtime.processor, party.runtime.blobs
     if processor.base is None or blobs is None:
         return None
     name = processor.base.name
-    lost = holes(name, blobs) if full else absent(name, blobs)
+    lost = holes(name, blobs)
     return BaseDamage.of(processor, name, missing(lost), closed=False) if lost else None
+
+
+def _made_again(party: "Party", name: str) -> Iterator[Finding]:
+    """Blobs that are lost, and that this peer makes again, or fetches, by itself."""
+    from echostore.peer.whole_epochs import lost_beside
+
+    step = "`echostore serve` makes them again, or has them from a member."
+    for what, count in lost_beside(party.runtime).items():
+        yield Finding(f"{name} blobs", f"{counted(count, 'blob')} of {what} missing", Level.BROKEN, step)
 
 
 def _standing(party: "Party", name: str) -> Iterator[Finding]:

@@ -1,6 +1,6 @@
 """Getting back what is lost of the epoch that a party stands on, by the way that newcomers get an epoch.
 
-    look     what is missing? cheap, when a party comes onto the network
+    look     what is missing? all of it is read, once, when a party comes onto the network
     mend     heads, tree, large states: what is here and sound stays, what is damaged goes, the rest is asked for;
              then the items are made anew from the base, and all blocks above it folded on top
 
@@ -9,34 +9,46 @@ can hand in another state. A kill in the middle leaves the blobs that came and t
 `Bootstraps` decides when, and what to do when nobody has it any more.
 """
 
+import contextlib
 from typing import TYPE_CHECKING
 
+from echostore.kernel.errors import Corrupt
 from echostore.kernel.ids import Cid
-from echostore.peer.base_damage import missing, notice, truncated
+from echostore.peer.base_damage import notice, truncated
 from echostore.peer.base_following import stand_on
 from echostore.peer.control_floor import mend_floor
-from echostore.peer.epoch_fetching import Fetch, Progress, absent, fetch_heads, fetch_tree, keep_placements
+from echostore.peer.epoch_agreement import record_of
+from echostore.peer.epoch_fetching import Fetch, Progress, fetch_heads, fetch_tree, keep_placements, survey
+from echostore.peer.whole_epochs import check_base, check_live
 from echostore.wire.base_epoch import BaseEpoch, BaseName
+from echostore.wire.cids import PROTOBUF, cid_of
 from echostore.wire.control_blobs import chunks_named
-from echostore.wire.epochs import cut_pages
+from echostore.wire.epochs import cut_pages, encode_epoch_record
 
 if TYPE_CHECKING:
     from echostore.mesh.blob_exchange import Follow
     from echostore.peer.party import Party
+    from echostore.peer.runtime import PartyRuntime
     from echostore.store.blob_store import BlobStore
 
 
 def look(party: "Party") -> None:
-    """Notice nodes of the base that are gone. Bytes that changed are noticed when they are read."""
+    """Notice blobs of the base and of the trees of live items that are gone; what follows from the items is made again."""
     with party.reading() as runtime:
         processor, blobs = runtime.processor, runtime.blobs
         if processor.base is None or processor.damage is not None or blobs is None or not truncated(processor):
             return
         base = processor.base
-    lost = absent(base.name, blobs)
+    seen = survey(base.name, blobs)
     with party.reading():
-        if (lost or blobs.broken) and processor.base is base:
-            notice(processor, "blobs.db is damaged" if blobs.broken else missing(lost))
+        if processor.base is not base or runtime.closed:
+            return
+        if blobs.broken:
+            notice(processor, "blobs.db is damaged")
+        with contextlib.suppress(Corrupt):  # noticed, and told by who asks for it
+            check_base(runtime, seen)
+            check_live(runtime)
+            make_records(runtime)
 
 
 def mend(party: "Party", name: BaseName, fetch: Fetch, progress: Progress = lambda done, total: None) -> None:
@@ -54,6 +66,26 @@ def mend(party: "Party", name: BaseName, fetch: Fetch, progress: Progress = lamb
     keep_placements(base, blobs)
     with party.reading():
         stand_on(runtime, base)
+
+
+def make_records(runtime: "PartyRuntime") -> list[Cid]:
+    """Make the records again that are gone of the epochs around the base; returns those that have to come from others."""
+    processor, blobs = runtime.processor, runtime.blobs
+    if processor.base is None or blobs is None or not runtime.writable:
+        return []
+    chain = processor.membership.machine.epoch_tally(processor.child_key).chain
+    before = {each.hash: each.genesis for each in chain}
+    near = [each.genesis for each in chain if each.number >= processor.base.name.number - 1]
+    named = [Cid(genesis.record) for genesis in near if genesis.record]
+    blobs.drop_damaged(named)
+    made = [
+        encode_epoch_record(record_of(genesis, runtime.party, before.get(genesis.previous)))
+        for genesis in near
+        if genesis.record and not blobs.has(Cid(genesis.record))
+    ]
+    lost = set(blobs.missing(named))
+    blobs.put_many({cid: data for data in made if (cid := cid_of(data, PROTOBUF)) in lost})
+    return blobs.missing(named)
 
 
 def mend_control(party: "Party", fetch: Fetch) -> None:

@@ -81,6 +81,9 @@ def take_checkpoint(processor: "PartyProcessor") -> bool:
     mark = processor.base.name.genesis if processor.base is not None else b""
     fresh = checkpoint.admission == processor.admission.digest and checkpoint.base == mark
     if fresh and (checkpoint.cursors or not mark) and _fits(processor, checkpoint.cursors):
+        processor.state.start_over(
+            load_moves(items)
+        )  # which reads items: the base is stood on, so a lost page is noticed
         for cursor in checkpoint.cursors:
             processor.follow(cursor)
         if items.about(UNREAD_MARK):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from echostore.kernel.errors import Corrupt, NotFound, Refused
 from echostore.kernel.ids import Cid, FeedKey, Link, feed_id
+from echostore.kernel.limits import BLOB_BYTES_MAX
 from echostore.kernel.order import CONTROL
 from echostore.kernel.party.control_state import LOWERING
 from echostore.kernel.party.control_trust import left_out
@@ -71,7 +72,8 @@ def kept_blobs(processor: "PartyProcessor", blobs: "BlobStore") -> list[Cid]:
     if not data or not evidence:
         return []
     name = Cid(evidence)
-    return [*as_blobs(data), name, *(chunks_named(name, blobs.get(name)) if blobs.has(name) else [])]
+    head = blobs.get_some([name], BLOB_BYTES_MAX).get(name)  # nothing where it is lost, or damaged
+    return [*as_blobs(data), name, *(chunks_named(name, head) if head is not None else [])]
 
 
 def mend_floor(processor: "PartyProcessor", blobs: "BlobStore") -> Cid | None:

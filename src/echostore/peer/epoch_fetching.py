@@ -8,14 +8,15 @@
 know what is missing here hands in a look at the store alone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from google.protobuf.message import DecodeError
 
 from echostore.kernel.errors import Corrupt, NotFound
 from echostore.kernel.ids import Cid
-from echostore.kernel.snapshot import CHUNK_BYTES, TreeTop, is_page, is_run
+from echostore.kernel.snapshot import CHUNK_BYTES, TreeTop
 from echostore.peer.placement_checking import check_items
 from echostore.wire.base_epoch import BaseEpoch, BaseName
 from echostore.wire.cids import RAW, cid_of
@@ -24,7 +25,14 @@ from echostore.wire.generated import snapshot_pb2 as pb
 from echostore.wire.items import move_chunks
 from echostore.wire.membership import membership_names
 from echostore.wire.snapshot import is_raw_cid, read_state_root
-from echostore.wire.tree_nodes import IndexNode, MalformedNode, Page, large_item_cids, parse_node
+from echostore.wire.tree_nodes import (
+    IndexNode,
+    MalformedNode,
+    Page,
+    large_item_cids,
+    parse_node,
+    parse_placement_node,
+)
 from echostore.wire.tree_reader import ITEM_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -145,11 +153,12 @@ def _state_chunks(data: bytes) -> list[Cid]:
     return [Cid(cid) for cid in cids]
 
 
-class _Look:
-    """A `Fetch` that gets nothing: it counts what is missing here, and follows what is not."""
+class Look:
+    """A `Fetch` that gets nothing: it says what is missing or damaged here, and follows what is not."""
 
     def __init__(self, blobs: "BlobStore") -> None:
         self._blobs = blobs
+        self.here: set[Cid] = set()
         self.lost: set[Cid] = set()
 
     def __call__(self, cids: list[Cid], follow: "Follow | None" = None) -> None:
@@ -160,41 +169,79 @@ class _Look:
                 found = self._blobs.get_some(some, _LOOK_BYTES)
                 if not found:
                     self.lost.update(some)
+                self.here.update(found)
                 for cid, data in found.items():
                     waiting.extend(follow(cid, data) if follow is not None else ())
                 some = [cid for cid in some if cid not in found] if found else []
 
 
-def holes(name: BaseName, blobs: "BlobStore | None") -> int:
-    """How many blobs of an epoch are missing or damaged here, as far as what is here tells. All of them are read."""
-    if blobs is None:
-        return 1
-    look = _Look(blobs)
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What is here of an epoch, as far as that tells what belongs to it."""
+
+    here: frozenset[Cid]
+    lost: int
+    """Missing or damaged blobs that members have."""
+    unplaced: int
+    """Those of the placement tree, which the items give again."""
+
+
+def survey(name: BaseName, blobs: "BlobStore") -> Survey:
+    """Read all that is here of an epoch, hundreds of blobs at a time: some 100 MB in a second."""
+    look, places = Look(blobs), Look(blobs)
+    lost = 0
     try:
         fetch_heads(blobs, name, look)
         fetch_tree(blobs, name, look)
     except (NotFound, Corrupt):
-        return max(1, len(look.lost))
-    return len(look.lost)
-
-
-def absent(name: BaseName, blobs: "BlobStore") -> int:
-    """How many nodes of an epoch's item tree are not here. Pages are not read, so this costs little."""
+        lost = 1
     try:
-        root = read_state_root(blobs.get(name.snapshot))
-        lost, waiting = 0, [("", TreeTop(root.index_root, root.item_count, 0))]
-        while waiting:
-            level, waiting = waiting, []
-            lost += len(blobs.missing([top.cid for _, top in level]))
-            for path, top in level:
-                if (path and is_page(len(path), top.count, top.size)) or is_run(path):
-                    continue
-                node = parse_node(blobs.get(top.cid), path)
-                if isinstance(node, IndexNode):
-                    waiting += [(path + label, branch) for label, branch in node.branches]
-    except (NotFound, Corrupt, MalformedNode):
-        return 1
-    return lost
+        top = read_state_root(blobs.get(name.snapshot)).placements
+        look_at_tree(places, top, parse_placement_node)
+    except (NotFound, Corrupt):
+        lost = 1
+    return Survey(frozenset(look.here | places.here), max(lost, len(look.lost)), len(places.lost))
+
+
+def holes(name: BaseName, blobs: "BlobStore | None") -> int:
+    """How many blobs of an epoch that only members have are missing or damaged here, as far as what is here tells."""
+    return 1 if blobs is None else survey(name, blobs).lost
+
+
+Branches = Callable[[str], Iterable[tuple[str, TreeTop]]]
+"""What stands below a path of a tree."""
+
+
+def look_at_tree(
+    look: Look, top: Cid | None, parse: Callable[[bytes, str], object], known: Iterable[Branches] = ()
+) -> list[Cid]:
+    """Look at the nodes of a tree, but for those that trees have which are `known` to be whole; returns chunks of items.
+
+    So it costs what differs from them.
+    """
+    paths: dict[Cid, str] = {} if top is None else {top: ""}
+    trees, chunks = list(known), list[Cid]()
+
+    def below(cid: Cid, data: bytes) -> list[Cid]:
+        path = paths.pop(cid, None)
+        if path is None:
+            return []  # named twice
+        try:
+            node = parse(data, path)
+        except MalformedNode as error:
+            raise Corrupt(f"a node of a tree at {path!r} is malformed: {error}") from None
+        if isinstance(node, Page):
+            for entry in node.entries:
+                chunks.extend(item_chunks(entry.data) if entry.large else _state_chunks(entry.data))
+        if not isinstance(node, IndexNode):
+            return []
+        shared = {branch.cid for tree in trees for _, branch in tree(path)}
+        onward = {branch.cid: path + label for label, branch in node.branches if branch.cid not in shared}
+        paths.update(onward)
+        return list(onward)
+
+    look(list(paths), below)
+    return chunks
 
 
 def keep_placements(base: BaseEpoch, blobs: "BlobStore") -> None:

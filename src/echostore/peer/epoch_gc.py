@@ -13,22 +13,27 @@ A crash after any step leaves a party that opens to the same state; the next run
 never deleted here.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from google.protobuf.message import DecodeError
 
-from echostore.kernel.errors import Corrupt, NotFound
+from echostore.kernel.errors import Corrupt, DamagedHere, NotFound
 from echostore.kernel.ids import Cid, feed_id
+from echostore.kernel.limits import BLOB_BYTES_MAX
 from echostore.kernel.order import DATA
 from echostore.kernel.party.epoch_chain import Epoch, truncatable
 from echostore.kernel.values import BlobRef, Value
-from echostore.peer.base_following import open_epoch
-from echostore.peer.control_floor import Floor, kept_blobs, plan_floor, rise_to
+from echostore.peer.base_mending import make_records
+from echostore.peer.control_floor import Floor, kept_blobs, mend_floor, plan_floor, rise_to
+from echostore.peer.epoch_fetching import survey
 from echostore.peer.older_epochs import kept_records
 from echostore.peer.snapshots import take_snapshot
-from echostore.wire.base_epoch import snapshot_blobs
+from echostore.peer.whole_epochs import check_base, check_live
+from echostore.wire.base_epoch import FETCHING_KEY, BaseName, snapshot_blobs
 from echostore.wire.cids import PROTOBUF, RAW, cid_codec, cid_from_text, is_cid
 from echostore.wire.control_blobs import chunks_named
 from echostore.wire.epochs import FeedCut, cut_pages, read_cut
@@ -37,6 +42,7 @@ from echostore.wire.generated import snapshot_pb2 as pb
 if TYPE_CHECKING:
     from echostore.peer.party import Party
     from echostore.peer.runtime import PartyRuntime
+    from echostore.store.blob_store import BlobStore
 
 _DELETE_BLOBS: Final = 1024
 
@@ -68,19 +74,25 @@ Step = Callable[[str], None]
 
 def plan_gc(party: "Party") -> Freed:
     """What `run_gc` would free now. Nothing is deleted; of a party that is open read-only, nothing is written either."""
-    with party.reading() as runtime:
+    with party.reading() as runtime, _damage_told(runtime):
         found = _truncation(runtime)
-        return _measure(runtime, found) if runtime.blobs is not None else _nothing(runtime, found)
+        if runtime.blobs is None:
+            return _nothing(runtime, found)
+        return _measure(runtime, found, _doomed(runtime, found, check_base(runtime)))
 
 
 def run_gc(party: "Party", step: Step = lambda name: None) -> Freed:
     """Free what may go; says what went."""
-    with party.writing() as runtime:
+    with party.writing() as runtime, _damage_told(runtime):
         found = _truncation(runtime)
-        freed = _measure(runtime, found)
-        _truncate(runtime, found, step)
-        doomed = list(_doomed(runtime, found))
         assert runtime.blobs is not None
+        # Nothing goes before it is certain that all is here that has to stay.
+        check_base(runtime)
+        make_records(runtime)
+        mend_floor(runtime.processor, runtime.blobs)
+        freed = _measure(runtime, found, _doomed(runtime, found))
+        _truncate(runtime, found, step)
+        doomed = _doomed(runtime, found)
         if runtime.items is not None:
             runtime.items.secure()
         for start in range(0, len(doomed), _DELETE_BLOBS):
@@ -95,6 +107,18 @@ def run_gc(party: "Party", step: Step = lambda name: None) -> Freed:
                 store.shrink()
                 step("shrunk")
         return replace(freed, disk_after=_disk(runtime))
+
+
+@contextmanager
+def _damage_told(runtime: "PartyRuntime") -> Iterator[None]:
+    """What was found lost on the way is told as what it is, with what to do about it."""
+    try:
+        yield
+    except (NotFound, Corrupt) as error:
+        damage = runtime.processor.damage
+        if damage is None:
+            raise
+        raise damage.error() from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +184,8 @@ def _truncation(runtime: "PartyRuntime") -> _Truncation:
         cuts = tuple(cut for cut in read_cut(Cid(found.genesis.cut), runtime.blobs.get) if not cut.control)
     except NotFound:
         return _Truncation(None, why=f"this peer never had what lies below epoch {processor.base.name.number}")
+    except DamagedHere:
+        return _Truncation(None, why=f"the cut of epoch {found.number} is damaged here")
     control = plan_floor(processor, found, runtime.blobs)
     if isinstance(control, str):
         return _Truncation(found.number, cuts, control_why=control)
@@ -171,13 +197,13 @@ def _chain(runtime: "PartyRuntime") -> list[Epoch]:
     return runtime.processor.membership.machine.epoch_tally(child).chain
 
 
-def _measure(runtime: "PartyRuntime", found: _Truncation) -> Freed:
+def _measure(runtime: "PartyRuntime", found: _Truncation, going: list[Cid]) -> Freed:
     """What would go."""
     assert runtime.blobs is not None
     control = {cut.feed: cut.length for cut in found.control.cuts} if found.control is not None else {}
     garbage = runtime.feeds.garbage({cut.feed: cut.length for cut in found.cuts} | control)
     of_data = runtime.feeds.garbage({cut.feed: cut.length for cut in found.cuts})
-    doomed = set(_doomed(runtime, found))
+    doomed = set(going)
     size = sum(length for cid, length in runtime.blobs.list() if cid in doomed)
     return Freed(
         found.epoch,
@@ -204,27 +230,31 @@ def _disk(runtime: "PartyRuntime") -> int:
 # blobs
 
 
-def _doomed(runtime: "PartyRuntime", found: _Truncation) -> Iterator[Cid]:
-    """Blobs of snapshots that are neither the base nor the state as it is, nor of an epoch that may still be chosen."""
+def _doomed(runtime: "PartyRuntime", found: _Truncation, made: Mapping[Cid, bytes] = MappingProxyType({})) -> list[Cid]:
+    """Blobs of snapshots that are neither the base nor the state as it is, nor of an epoch that may still be chosen.
+
+    `made` are blobs of the base that are not stored.
+    """
     blobs = runtime.blobs
     assert blobs is not None
     kept = _kept(runtime)
+    kept.update(made)
     kept.update(found.control.blobs if found.control is not None else kept_blobs(runtime.processor, blobs))
     listed = [cid for cid, _ in blobs.list() if cid not in kept]
     raw: set[Cid] = set()
     for cid in listed:
         if cid_codec(cid) == PROTOBUF:
-            raw.update(chunk for chunk in _chunks_in(cid, blobs.get(cid)) if cid_codec(chunk) == RAW)
-            yield cid
+            raw.update(chunk for chunk in _chunks_in(cid, _sound(blobs, cid)) if cid_codec(chunk) == RAW)
     raw -= kept
     if raw:
         raw -= _files(runtime)
-        yield from (cid for cid in listed if cid in raw)
+    return [cid for cid in listed if cid_codec(cid) == PROTOBUF or cid in raw]
 
 
 def _kept(runtime: "PartyRuntime") -> set[Cid]:
     blobs = runtime.blobs
     assert blobs is not None
+    check_live(runtime)
     kept: set[Cid] = set()
     live = take_snapshot(runtime)
     kept.update(snapshot_blobs(live.root, live.blob))  # of a reader it is in memory alone
@@ -233,20 +263,26 @@ def _kept(runtime: "PartyRuntime") -> set[Cid]:
     base = runtime.processor.base
     first = base.name.number if base is not None else 1
     if base is not None:  # whether or not the chain still has it: its declarer may have been removed meanwhile
-        kept.update((base.name.snapshot, base.name.cut, *snapshot_blobs(base.root, blobs.get)))
-        kept.update(cut_pages(blobs.get(base.name.cut)))
+        kept.update(survey(base.name, blobs).here)
+    coming = runtime.feeds.about(FETCHING_KEY)
     for epoch in _chain(runtime):
         genesis = epoch.genesis
         # Of the epoch below the base the cut is kept: the next one may be truncated there.
         if epoch.number >= first - 1:
-            kept.update((Cid(genesis.record), Cid(genesis.cut)))
-            if blobs.has(Cid(genesis.cut)):
-                kept.update(cut_pages(blobs.get(Cid(genesis.cut))))
-        found = open_epoch(runtime, epoch) if epoch.number >= first else None
-        if found is not None:
-            kept.add(genesis.snapshot)
-            kept.update(snapshot_blobs(found.root, blobs.get))
+            cut = _sound(blobs, Cid(genesis.cut))
+            kept.update((Cid(genesis.record), Cid(genesis.cut), *(cut_pages(cut) if cut else ())))
+        if epoch.number < first or not blobs.has(genesis.snapshot):
+            continue
+        seen = survey(BaseName.of(genesis, epoch.hash), blobs)
+        # One that has holes is of no use to anybody, unless the rest is on its way.
+        if not (seen.lost or seen.unplaced) or genesis.snapshot == coming:
+            kept.update(seen.here)
     return kept
+
+
+def _sound(blobs: "BlobStore", cid: Cid) -> bytes:
+    """A blob; empty where it is not here, or damaged."""
+    return blobs.get_some([cid], BLOB_BYTES_MAX).get(cid, b"")
 
 
 def _chunks_in(cid: Cid, data: bytes) -> Iterable[Cid]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from echostore.kernel.errors import Compacted, Corrupt, NotFound
 from echostore.kernel.ids import Cid, feed_id
+from echostore.kernel.limits import BLOB_BYTES_MAX
 from echostore.kernel.order import CONTROL
 from echostore.kernel.party.epoch_chain import Epoch
 from echostore.kernel.timeframe import Position, Timeframe
@@ -86,8 +87,9 @@ def kept_records(runtime: PartyRuntime) -> list[Cid]:
     assert blobs is not None
     found = [Cid(epoch.genesis.record) for epoch in chain[-1 : -RECORDS_KEPT_MAX - 1 : -1]]
     cid = found[-1] if found else None
-    while cid is not None and len(found) < RECORDS_KEPT_MAX and blobs.has(cid):
-        cid = read_epoch_record(blobs.get(cid)).previous_record
+    while cid is not None and len(found) < RECORDS_KEPT_MAX:
+        data = blobs.get_some([cid], BLOB_BYTES_MAX).get(cid)  # nothing where it is lost, or damaged
+        cid = read_epoch_record(data).previous_record if data is not None else None
         found += [cid] if cid is not None else []
     return found
 

@@ -187,7 +187,6 @@ class PartyProcessor:
             load=self._load,
             identity_of=self.identity_of,
             base_length=self.base_length,
-            moves=load_moves(self.items) if self.items else (),
         )
 
     def _load(self, item: ItemId) -> ItemRecord | None:

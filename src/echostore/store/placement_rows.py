@@ -131,6 +131,12 @@ class PlacementRows:
             raise self.damage("a node of the placement tree is not what was written")
         return TreeTop(Cid(row[1]), row[2], row[3])
 
+    def forget(self) -> None:
+        """Blobs of the tree are gone: the next one is made from all items."""
+        with self._db.transaction():
+            self._db.execute("DELETE FROM placement_nodes")
+        self.known = False
+
     def save(self, nodes: "PlacementChanges") -> None:
         """The tree is up to date."""
         if nodes.anew:

@@ -87,6 +87,8 @@ class BaseEpoch:
 
     def __init__(self, name: BaseName, get: Get, factory: ModelFactory) -> None:
         self.name = name
+        self.whole = False
+        """Whether all of it was looked for and found here, since this process opened it."""
         self._factory = factory
         self._get = get
         self.root: StateRoot = read_state_root(self._need(name.snapshot))
