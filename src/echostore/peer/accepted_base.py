@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from echostore.kernel.errors import Corrupt, NotFound
 from echostore.kernel.order import DATA
 from echostore.kernel.party.epoch_chain import Epoch
+from echostore.peer.epoch_fetching import holes
 from echostore.wire.base_epoch import BASE_KEY, BaseEpoch, BaseName
 from echostore.wire.snapshot import OldEncoding
 
@@ -85,7 +86,7 @@ def accepted_base(
     try:
         base = BaseEpoch(name, blobs.get, factory)
         base.reader.check()
-        whole = base.root.party == feeds.party and base.moves is not None
+        whole = base.root.party == feeds.party and not holes(name, blobs)
     except (OldEncoding, NotFound, Corrupt):
         return None
     return base if whole and _reached(feeds, base) else None

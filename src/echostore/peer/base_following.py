@@ -14,6 +14,7 @@ from echostore.kernel.order import CONTROL, DATA
 from echostore.kernel.party.epoch_chain import Epoch
 from echostore.peer.base_standing import adopt, covers, forsake, install
 from echostore.peer.positions import counts_alike
+from echostore.peer.whole_epochs import is_whole
 from echostore.wire.base_epoch import FETCHING_KEY, MENDING_KEY, BaseEpoch, BaseName, holes_key
 
 if TYPE_CHECKING:
@@ -50,8 +51,8 @@ class BaseFollower:
             return
         if found is None or (base is not None and found.number <= base.name.number) or outvoted(runtime):
             return
-        candidate = open_epoch(runtime, found)
-        if candidate is not None and covers(processor, candidate):
+        candidate = _opened(runtime, found)
+        if candidate is not None and covers(processor, candidate) and is_whole(runtime, candidate):
             differing = differing_items(runtime, candidate) if candidate.name.discards else ()
             adopt(processor, candidate, differing)
 
@@ -135,6 +136,12 @@ def newest_final(runtime: "PartyRuntime") -> Epoch | None:
 
 def open_epoch(runtime: "PartyRuntime", epoch: Epoch) -> BaseEpoch | None:
     """An epoch as a base; None while blobs of it are missing here."""
+    found = _opened(runtime, epoch)
+    return found if found is not None and is_whole(runtime, found) else None
+
+
+def _opened(runtime: "PartyRuntime", epoch: Epoch) -> BaseEpoch | None:
+    """An epoch of which the beginning is here, and no fetch was cut short."""
     assert runtime.blobs is not None
     name = BaseName.of(epoch.genesis, epoch.hash)
     try:

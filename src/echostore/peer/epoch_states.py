@@ -24,11 +24,11 @@ from echostore.kernel.snapshot import UNPLACED_VERSION
 from echostore.peer.discard_waits import keep_waits, kept_waits
 from echostore.peer.epoch_fold import Folded, OpenTimeframe, UnlikeBase, cuts_at, fold_to, timeframe_of
 from echostore.peer.snapshots import take_snapshot
+from echostore.peer.whole_epochs import is_whole
 from echostore.store.feed_store import FeedStore
 from echostore.wire.base_epoch import BaseEpoch, BaseName
 from echostore.wire.cids import PROTOBUF, cid_of
 from echostore.wire.epochs import encode_cut
-from echostore.wire.membership import membership_names
 from echostore.wire.snapshot import read_state_root
 from echostore.wire.tree_reader import MissingBlob
 
@@ -244,8 +244,6 @@ def _opened(runtime: "PartyRuntime", genesis: EpochGenesis, name: bytes) -> Base
     assert runtime.blobs is not None
     try:
         found = BaseEpoch(BaseName.of(genesis, name), runtime.blobs.get, runtime.processor.factory)
-        names = [found.root.index_root, *membership_names(found.root.membership_root, runtime.blobs.get)]
-        whole = all(runtime.blobs.has(cid) for cid in names)
     except EchoError:
         return None  # its blobs are not all here: it is made again
-    return found if whole else None
+    return found if is_whole(runtime, found) else None

@@ -22,6 +22,7 @@ from echostore.peer.epoch_agreement import JUDGED_SETTING, AcceptedEpoch, Agreem
 from echostore.peer.epoch_fold import Folded, OpenTimeframe, cuts_at
 from echostore.peer.epoch_states import EpochStates
 from echostore.peer.retiring import retire_silent, silent_feeds
+from echostore.peer.whole_epochs import check_base, check_live
 from echostore.wire.cids import PROTOBUF, cid_of, cid_text, matches
 from echostore.wire.epochs import EpochRecord, encode_cut, encode_epoch_record, read_epoch_record
 from echostore.wire.membership import membership_names
@@ -148,6 +149,13 @@ class Epochs:
         damage = self._party.runtime.processor.damage
         if damage is not None:
             raise damage.error()
+
+    def _check_here(self, runtime: "PartyRuntime") -> None:
+        """What an epoch shares with the base and with the state before is here, so that members can be given all of it."""
+        self._check_whole()
+        if runtime.processor.base is not None and not runtime.processor.base.whole:
+            check_base(runtime)
+        check_live(runtime)
 
     @property
     def _identity(self) -> IdentityKey:
@@ -311,7 +319,7 @@ class Epochs:
         """
         discard_before_ms = _checked_time(discard_before_ms)
         with self._party.writing() as runtime:
-            self._check_whole()
+            self._check_here(runtime)
             if discard_before_ms is None:
                 discard_before_ms = self.policy.discard_before_ms(runtime.now_ms())
             self._check_may_declare(runtime)
@@ -415,7 +423,7 @@ class Epochs:
         """
         party = self._party
         with party.writing() as runtime:
-            self._check_whole()
+            self._check_here(runtime)
             self._check_may_declare(runtime)
             runtime.flush()
             self._store(runtime, blobs)
