@@ -12,6 +12,7 @@ from echostore.kernel.errors import Corrupt, NotFound
 from echostore.kernel.ids import Cid, ItemId
 from echostore.kernel.snapshot import PAGE_ITEMS_MAX
 from echostore.peer.base_following import open_epoch
+from echostore.peer.base_mending import mend_beside
 from echostore.peer.bootstrap import fetch_epoch
 from echostore.peer.early_reading import EarlyReader
 from echostore.peer.epoch_agreement import Agreement
@@ -112,6 +113,7 @@ def explained_dispute(story: Story) -> None:
     root = replace(story.root, index_root=base.root.index_root)
     mine = Folded(Cid(b"another"), root, base.name.cut, {each: base.blob(each) for each in base.names()}, 0)
     assert "not all of the declared one is here" in agreement._first_difference(story.epoch, mine)
+    mend_beside(story.bob, story.fetch())  # its cut comes by another way
 
 
 def heads_alone(story: Story) -> None:

@@ -345,7 +345,7 @@ def _made_again(party: "Party", name: str) -> Iterator[Finding]:
     """Blobs that are lost, and that this peer makes again, or fetches, by itself."""
     from echostore.peer.whole_epochs import lost_beside
 
-    step = "`echostore serve` makes them again, or has them from a member."
+    step = "Run `echostore serve`, or `echostore epoch gc`: they are made again, or come from a member."
     for what, count in lost_beside(party.runtime).items():
         yield Finding(f"{name} blobs", f"{counted(count, 'blob')} of {what} missing", Level.BROKEN, step)
 
