@@ -209,7 +209,9 @@ def test_the_advice_for_a_damaged_meta_db_works(cli: Cli, damage: Callable[[Path
     (broken,) = [check for check in found.json()["checks"] if check["level"] == "broken"]
     assert "meta.db" in broken["what"]
     advised = re.findall(r"`echostore ([^`]*)`", broken["next_step"])
+    *advised, last = advised
     assert advised == ["init", "init --name NAME"], "and not `doctor`, which would only say the same again"
+    assert last == "serve --connect HOST:PORT", "addresses went with the file"
     for command in advised:
         cli(*command.replace("NAME", "Laptop").split()).ok()
     after = cli("doctor", "--json").ok().json()

@@ -260,7 +260,7 @@ def test_the_command_line_sets_after_how_long_epochs_discard(tmp_path: Path) -> 
     assert cli("party", "policy", "--json").ok().json()["discard_after_s"] == 0
     assert "is kept" in cli("party", "policy").ok().out
     told = cli("party", "policy", "--discard-after", "30d").ok().out
-    assert "is left out after 30 days" in told
+    assert "is left out after 30d" in told
     gone = cli("item", "create", "property-set", "title=Tickets", "--json").ok().json()["item"]
     cli("item", "delete", gone, "--yes").ok()
     cli("epoch", "create").ok()

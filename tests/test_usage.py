@@ -70,7 +70,7 @@ def test_a_policy_does_not_become_another_one_silently(cli: Cli) -> None:
     for option in ("--grace", "--age", "--silence"):
         assert "whole seconds" in cli("party", "policy", option, "1ms").err
         assert cli("party", "policy", option, "1.5s").status == 2
-    assert "a number from 1" in cli("party", "policy", "--truncate-quorum", "0").err
+    assert "a number from 3" in cli("party", "policy", "--truncate-quorum", "0").err
     assert cli("party", "policy", "--age", "0", "--grace", "1.5m", "--json").ok().json()["grace_s"] == 90
 
 
