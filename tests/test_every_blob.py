@@ -19,6 +19,8 @@ from echostore.wire.base_epoch import snapshot_blobs
 from echostore.wire.placements import PlacementReader
 from network_peers import address, cid, converged, until
 from peer_builder import Circle
+from served import serve
+from served import until as served_until
 from test_stale_messages import agreed_epoch
 from two_peers import open_quiet
 
@@ -188,3 +190,27 @@ def test_the_doctor_says_so(home: Home) -> None:
         assert set(silent) <= {live.root.membership_root, live.root.tree, home.record}, "what every snapshot makes"
     for _ in home.lost(sorted(home.placements)[:1]):
         assert Cli(home.home, home.folder / "state")("doctor").status == 6
+
+
+@pytest.mark.parametrize("told_before", [False, True])
+def test_a_service_fetches_it_and_gc_says_what_to_do_until_then(home: Home, told_before: bool) -> None:
+    lost = home.base.root.membership_root
+    with BlobStore(home.file) as blobs:
+        assert blobs.delete([lost])
+    cli = Cli(home.home, home.folder / "state")
+    if told_before:
+        for more in ("--dry-run", "--yes"):
+            told = cli("epoch", "gc", more)
+            assert told.status == 6, told.err
+            assert "epoch fetch 2 --from HOST:PORT" in told.err
+        assert cli("doctor").status == 6
+
+    def here() -> bool:
+        with BlobStore(home.file, writable=False) as blobs:
+            return blobs.has(lost)
+
+    with serve(home.folder, "ann") as ann, serve(home.folder, home.who, "--connect", ann.address) as served:
+        served_until(here)
+        served_until(lambda: served.cli("status").status == 0)
+    cli("epoch", "gc", "--yes").ok()
+    cli("doctor").ok()
