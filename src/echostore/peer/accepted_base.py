@@ -50,7 +50,12 @@ def open_on_accepted(
         except Corrupt as error:
             lost = error
     base = accepted() if _truncated(feeds) else None
-    found = opened(base) if base is not None else None
+    try:
+        found = opened(base) if base is not None else None
+    except Corrupt:
+        if closed is None:
+            raise
+        found = None  # what the items lend is lost of this one too
     if found is not None and base is not None:
         if closed is not None:
             leave_parent(closed)

@@ -29,6 +29,8 @@ class BaseFollower:
 
     def __init__(self, runtime: "PartyRuntime") -> None:
         self._runtime = runtime
+        self.made: Cid | None = None
+        """The snapshot that this process made last: all of it was stored."""
         runtime.processor.on_processed.append(self._moved)
 
     def _moved(self, feeds: set[FeedId]) -> None:

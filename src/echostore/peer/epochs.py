@@ -20,6 +20,7 @@ from echostore.peer.control_naming import control_at
 from echostore.peer.control_standing import fold_whole, no_epoch
 from echostore.peer.epoch_agreement import JUDGED_SETTING, AcceptedEpoch, Agreement, Judged, kept_epoch, record_of
 from echostore.peer.epoch_fold import Folded, OpenTimeframe, cuts_at
+from echostore.peer.epoch_saying import said_of
 from echostore.peer.epoch_states import EpochStates
 from echostore.peer.retiring import retire_silent, silent_feeds
 from echostore.peer.whole_epochs import check_base, check_live
@@ -329,6 +330,7 @@ class Epochs:
             folded = self._state_now(runtime, discard)
             self._check_changed(folded.root)
             self._keep(runtime, folded)
+            runtime.follower.made = folded.cid  # all of it is here, over a base that is
             return self._declare(folded.root, folded.cid, discard_before_ms=discard)
 
     def _check_may_declare(self, runtime: "PartyRuntime") -> None:
@@ -528,7 +530,7 @@ class Epochs:
         judged = self._party.peer.meta.setting(JUDGED_SETTING, {}, party=self._party.key)
         tally, identity = self.tally, self._identity
         return [
-            self._view(epoch, names.get(epoch.declarer, ""), _standing(tally, epoch, identity, judged))
+            self._view(epoch, names.get(epoch.declarer, ""), said_of(tally, epoch, identity, judged))
             for epoch in epochs
         ]
 
@@ -589,16 +591,3 @@ def _place(runtime: "PartyRuntime") -> tuple[TimeframeEntry, ...]:
     processor = runtime.processor
     entries = processor.timeframe.entries.items()
     return tuple(TimeframeEntry(processor.feed_key(feed), at.seq, at.link) for feed, at in entries)
-
-
-def _standing(tally: Tally, epoch: Epoch, identity: IdentityKey, judged: dict[str, list[str]]) -> str:
-    if tally.voted(epoch.number, identity) == epoch.hash:
-        return "declared" if epoch.declarer == identity else "attested"
-    if tally.disputed(epoch.hash, identity):
-        return "disputed"
-    other = tally.voted(epoch.number, identity)
-    rival = tally.named(other) if other is not None else None
-    if rival is not None:
-        return f"{'declared' if rival.declarer == identity else 'attested'} a rival"
-    verdict, detail = judged.get(epoch.hash.hex(), ["not judged", ""])
-    return f"{verdict}: {detail}" if detail else verdict

@@ -108,7 +108,8 @@ def is_whole(runtime: "PartyRuntime", found: BaseEpoch) -> bool:
     """Whether all of an epoch is here, by what it does not share with the base."""
     blobs, root = runtime.blobs, found.root
     assert blobs is not None
-    if found.whole:
+    if found.whole or found.name.snapshot == runtime.follower.made:
+        found.whole = True
         return True
     base = _whole_base(runtime)
     tops = {None} if base is None else {None, base.root.index_root, base.root.placements}
