@@ -131,6 +131,9 @@ def test_the_next_epoch_costs_what_changed(circle: Circle, told: Told, tmp_path:
     assert not ann.has(gone.id)
     assert 0 < new_rows(out, "states") < 20
     assert found.since == 1, "built on what the first commit has"
+    items[8]["n"] = 800
+    circle.meet_all()
+    told.agreed()
     agreed_epoch(circle, *NAMES)
     told.agreed()
     assert new_rows(out, "states") == 0, "an epoch that says nothing new"
