@@ -13,6 +13,11 @@ def state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ECHOSTORE_STATE", str(tmp_path / "state"))
 
 
+def lose(items: Path) -> None:
+    for each in items.parent.glob(items.name + "*"):
+        each.unlink()
+
+
 def told(party: Party, item: object) -> list[list[str]]:
     return [revision.what for revision in party.get(item).history()]
 
@@ -43,9 +48,8 @@ def test_items_made_anew_from_an_epoch_keep_their_past(tmp_path: Path) -> None:
         note["n"] = 2
         writer.epochs(party.key).create()
         expected = told(party, note.id)
-        items = writer.home.party(party.key).items
-    for each in items.parent.glob(items.name + "*"):
-        each.unlink()
+        lost = writer.home.party(party.key).items
+    lose(lost)
     for _ in range(2):  # the second time from the checkpoint that was made
         with echostore.open(tmp_path / "home", background=False) as again:
             party = again.party(party.key)
@@ -74,9 +78,8 @@ def test_starting_from_an_epoch_reads_no_block_below_it_until_somebody_asks(tmp_
             party.flush()
         writer.epochs(party.key).create()
         expected = told(party, note.id)
-        items = writer.home.party(party.key).items
-    for each in items.parent.glob(items.name + "*"):
-        each.unlink()
+        lost = writer.home.party(party.key).items
+    lose(lost)
     with echostore.open(tmp_path / "home", background=False) as again:
         party = again.party(party.key)
         store, own = party.runtime.processor.items, party.runtime.data
@@ -103,9 +106,8 @@ def test_what_nobody_asked_for_before_a_restart_is_read_after_it(tmp_path: Path)
         party.flush()
         writer.epochs(party.key).create()
         expected = told(party, note.id)
-        items = writer.home.party(party.key).items
-    for each in items.parent.glob(items.name + "*"):
-        each.unlink()
+        lost = writer.home.party(party.key).items
+    lose(lost)
     for _ in range(2):
         with echostore.open(tmp_path / "home", background=False) as again:
             assert again.party(party.key).get(note.id)["n"] == 2

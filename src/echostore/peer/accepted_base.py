@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from echostore.kernel.errors import Corrupt, NotFound
-from echostore.kernel.order import DATA
 from echostore.kernel.party.epoch_chain import Epoch
+from echostore.peer.base_damage import is_truncated
 from echostore.peer.epoch_fetching import holes
 from echostore.wire.base_epoch import BASE_KEY, BaseEpoch, BaseName
 from echostore.wire.snapshot import OldEncoding
@@ -41,7 +41,7 @@ def open_on_accepted(
     """
     closed: PartyProcessor | None = None
     lost: Corrupt | None = None
-    if feeds.about(BASE_KEY) or not _truncated(feeds):
+    if feeds.about(BASE_KEY) or not is_truncated(feeds):
         try:
             closed = opened(None)
             assert closed is not None, "a party can be closed, and is not nothing"
@@ -49,7 +49,7 @@ def open_on_accepted(
                 return closed
         except Corrupt as error:
             lost = error
-    base = accepted() if _truncated(feeds) else None
+    base = accepted() if is_truncated(feeds) else None
     try:
         found = opened(base) if base is not None else None
     except Corrupt:
@@ -90,7 +90,6 @@ def accepted_base(
     name = BaseName(accepted.number, accepted.hash, accepted.snapshot, accepted.cut, discards=False)
     try:
         base = BaseEpoch(name, blobs.get, factory)
-        base.reader.check()
         whole = base.root.party == feeds.party and not holes(name, blobs)
     except (OldEncoding, NotFound, Corrupt):
         return None
@@ -123,10 +122,6 @@ def leave_parent(processor: "PartyProcessor") -> None:
     """A processor that was opened in vain hears no more of its parent's control feeds."""
     if processor.parent is not None and processor in processor.parent.children:
         processor.parent.children.remove(processor)
-
-
-def _truncated(feeds: "FeedStore") -> bool:
-    return any(held.base for held in feeds.feeds() if held.kind == DATA)
 
 
 def _reached(feeds: "FeedStore", base: BaseEpoch) -> bool:

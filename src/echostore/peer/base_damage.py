@@ -18,6 +18,7 @@ from echostore.wire.base_epoch import BASE_KEY, MENDING_KEY, BaseName
 
 if TYPE_CHECKING:
     from echostore.peer.processor import PartyProcessor
+    from echostore.store.feed_store import FeedStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,11 @@ def missing(blobs: int) -> str:
 
 def truncated(processor: "PartyProcessor") -> bool:
     """Whether blocks of data feeds are gone: then only the base has what they said."""
-    return any(held.base for held in processor.feeds.feeds() if held.kind == DATA)
+    return is_truncated(processor.feeds)
+
+
+def is_truncated(feeds: "FeedStore") -> bool:
+    return any(held.base for held in feeds.feeds() if held.kind == DATA)
 
 
 def watched_blobs(processor: "PartyProcessor") -> Callable[[Cid], bytes]:

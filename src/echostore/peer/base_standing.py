@@ -81,9 +81,8 @@ def take_checkpoint(processor: "PartyProcessor") -> bool:
     mark = processor.base.name.genesis if processor.base is not None else b""
     fresh = checkpoint.admission == processor.admission.digest and checkpoint.base == mark
     if fresh and (checkpoint.cursors or not mark) and _fits(processor, checkpoint.cursors):
-        processor.state.start_over(
-            load_moves(items)
-        )  # which reads items: the base is stood on, so a lost page is noticed
+        # This reads items: the base is stood on by now, so that a lost page is noticed.
+        processor.state.start_over(load_moves(items))
         for cursor in checkpoint.cursors:
             processor.follow(cursor)
         if items.about(UNREAD_MARK):
@@ -153,12 +152,8 @@ def install(
     _take(processor, base)
     before = {*items.scan("1", ()), *processor.state.dirty}  # what the epoch left out is gone for live queries too
     install_items(items, base, processor.factory, declared, _about(processor))
+    _begin_again(processor)
     processor.touched.unread = base
-    processor.touches, processor.new_rejects = [], []
-    for cursor in processor.orderer.cursors.values():
-        if cursor.kind == DATA:
-            put_back(cursor, FeedCursor(cursor.key, DATA))
-            cursor.held = processor.held_length(DATA, cursor.key)
     processor.state.start_over(load_moves(items))
     for cursor in base_cursors(base):
         known = processor.orderer.cursors.get(cursor.id)
@@ -189,18 +184,24 @@ def forsake(processor: "PartyProcessor") -> None:
     processor.orderer.set_base(processor.order_cuts())
     before = {*items.scan("1", ()), *processor.state.dirty}
     items.clear()
-    processor.touches, processor.new_rejects, processor.touched.unread = [], [], None
-    for cursor in processor.orderer.cursors.values():
-        if cursor.kind == DATA:
-            put_back(cursor, FeedCursor(cursor.key, DATA))
-            cursor.held = processor.held_length(DATA, cursor.key)
-            processor.moved.add(cursor.id)
+    _begin_again(processor)
+    processor.touched.unread = None
+    processor.moved.update(cursor.id for cursor in processor.orderer.cursors.values() if cursor.kind == DATA)
     processor.state.start_over(())
     processor.state.changed.update(before)
     processor.reader.forget()
     processor.orderer.restart()
     processor.advanced.update(processor.orderer.cursors)
     processor.advance(list(processor.orderer.cursors))
+
+
+def _begin_again(processor: "PartyProcessor") -> None:
+    """Nothing of the data feeds counts as processed any more."""
+    processor.touches, processor.new_rejects = [], []
+    for cursor in processor.orderer.cursors.values():
+        if cursor.kind == DATA:
+            put_back(cursor, FeedCursor(cursor.key, DATA))
+            cursor.held = processor.held_length(DATA, cursor.key)
 
 
 def _take(processor: "PartyProcessor", base: BaseEpoch) -> None:

@@ -8,6 +8,8 @@ A new feed admits itself in the first message of its device's new control feed.
 """
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -409,36 +411,34 @@ class PartyOpener:
         mendable: bool,
     ) -> PartyProcessor:
         """A processor that is open, on the base that the feeds name or else on the epoch that the MetaStore keeps."""
-        kept = None if items is not None and items.damaged else self._accepted(known)
+        make = partial(
+            PartyProcessor,
+            known.key,
+            feeds=feeds,
+            items=items,
+            factory=self._peer.models,
+            blobs=blobs,
+            parent=parent.runtime.processor if parent else None,
+            limit=self._limit(known),
+        )
         return open_on_accepted(
             feeds,
-            lambda: accepted_base(kept, feeds, blobs, self._peer.models),
-            lambda base: self._opened(known, feeds, items, blobs, parent, base, mendable=mendable),
+            lambda: (
+                None  # the items are what is damaged, and are made anew first
+                if items is not None and items.damaged
+                else accepted_base(self._accepted(known), feeds, blobs, self._peer.models)
+            ),
+            lambda base: self._opened(make, base, mendable=mendable),
         )
 
     def _opened(
-        self,
-        known: KnownParty,
-        feeds: FeedStore,
-        items: ItemStore | None,
-        blobs: BlobStore | None,
-        parent: Party | None,
-        base: BaseEpoch | None,
-        *,
-        mendable: bool,
+        self, make: Callable[[], PartyProcessor], base: BaseEpoch | None, *, mendable: bool
     ) -> PartyProcessor | None:
         """Where pages are lost that opening needs, the base is given up until it is back. None: `base` is not final."""
         given_up = ""
         while True:
-            processor = PartyProcessor(
-                known.key,
-                feeds=feeds,
-                items=items,
-                factory=self._peer.models,
-                blobs=blobs,
-                parent=parent.runtime.processor if parent else None,
-                limit=self._limit(known),
-            )
+            processor = make()
+            items = processor.items
             processor.base = base
             try:
                 processor.stand(given_up=given_up, mendable=mendable)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from echostore.kernel.errors import Corrupt, NotFound
 from echostore.kernel.ids import Cid
 from echostore.kernel.snapshot import TreeTop
-from echostore.peer.base_damage import notice
+from echostore.peer.base_damage import missing, notice
 from echostore.peer.control_floor import kept_blobs
 from echostore.peer.epoch_fetching import Branches, Look, Survey, look_at_tree, survey
 from echostore.peer.placement_checking import check_items
@@ -43,7 +43,7 @@ def check_base(runtime: "PartyRuntime", seen: Survey | None = None) -> dict[Cid,
         return {}
     found = seen if seen is not None else survey(base.name, blobs)
     if found.lost:
-        notice(processor, f"at least {found.lost} blobs of it are missing")
+        notice(processor, missing(found.lost))
         assert processor.damage is not None, "who stands on an epoch is told what is lost of it"
         raise processor.damage.error()
     made = check_items(base.reader, base.root.placements) if found.unplaced else {}
