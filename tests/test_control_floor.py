@@ -640,7 +640,7 @@ def test_the_next_source_is_asked_when_one_lies(tmp_path: Path) -> None:
         theirs.runtime.blobs.put_many({cid_of(lie, PROTOBUF): lie})
         theirs.runtime.feeds.set_about({EVIDENCE_KEY: cid_of(lie, PROTOBUF)})
         invitation = theirs.invite("editor")
-        guest = bob.join(invitation.ticket, invitation.passcode)
+        guest = bob.join(invitation.ticket, invitation.passcode, wait=False)
         until(lambda: "not one of" in bob.network.bootstraps.refused.get((party.key, cid_of(lie, PROTOBUF)), ""))
         bob.connect(address(ann))
         until(lambda: cid(guest) == cid(party))

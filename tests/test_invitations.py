@@ -11,12 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import echostore
+from cli_process import Cli
 from echostore.kernel.errors import EchoError, Refused, Unreachable, UsageError
 from echostore.kernel.ids import DeviceKey, PartyKey
 from echostore.mesh.invitation import Between, Guest, Host, InvitationFailed, Reason
 from echostore.mesh.ticket import Kind, Purpose, Ticket, read_ticket
+from echostore.peer.identity import Welcome
 from echostore.peer.inviting import MESSAGES
 from echostore.peer.network import parse_address
+from echostore.peer.party import Party
 from echostore.peer.peer import Peer
 from echostore.wire.generated import mesh_pb2 as pb
 from echostore.wire.signing import SigningKey
@@ -340,3 +343,91 @@ def test_two_guests_at_once_share_one_use(tmp_path: Path) -> None:
             guest.join()
         assert sum(isinstance(outcome, Refused) for outcome in outcomes) == 1
         assert len(trip.members.all()) == 2
+
+
+def test_a_guest_may_write_as_soon_as_join_returns(tmp_path: Path) -> None:
+    with peers(tmp_path, "ann", "bob", "cat", "dan") as (ann, *guests):
+        trip = ann.create_party("Trip")
+        for number in range(50):
+            trip.create(type="task", title=f"task {number}")
+        for guest in guests:
+            invitation = trip.invite("editor")
+            theirs = guest.join(invitation.ticket, invitation.passcode)
+            theirs.create(type="note", title=guest.name)
+            assert theirs.status.writable
+            converged(trip, theirs)
+        assert {note["title"] for note in trip.query(type="note").all()} == {"bob", "cat", "dan"}
+        assert trip.rejected() == []
+
+
+def test_a_reader_may_read_as_soon_as_join_returns_and_is_not_called_a_writer(tmp_path: Path) -> None:
+    with peers(tmp_path, "ann", "bob") as (ann, bob):
+        trip = ann.create_party("Trip")
+        trip.title = "Road trip"
+        invitation = trip.invite("reader")
+        theirs = bob.join(invitation.ticket, invitation.passcode)
+        assert theirs.system_item is not None
+        assert theirs.status.standing == "reader"
+        assert not theirs.status.writable
+        with pytest.raises(Refused, match="role of editor"):
+            theirs.create(type="note")
+        trip.members.change_role(bob.identity, "editor")
+        until(lambda: theirs.status.writable)
+        theirs.create(type="note")
+
+
+def host_goes_away_after_the_welcome(host: Peer, guest: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    enter = guest.enter
+
+    def left_alone(welcome: Welcome) -> Party:
+        host.close()
+        return enter(welcome)
+
+    monkeypatch.setattr(guest, "enter", left_alone)
+
+
+def test_a_guest_whose_host_went_away_is_told_so_and_is_in_the_party_when_it_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with peers(tmp_path, "ann", "bob") as (ann, bob):
+        where = address(ann)
+        trip = ann.create_party("Trip")
+        invitation = trip.invite("editor")
+        host_goes_away_after_the_welcome(ann, bob, monkeypatch)
+        with pytest.raises(Unreachable, match="no member of the party is connected") as failure:
+            bob.join(invitation.ticket, invitation.passcode, timeout=0.1)
+        assert "Nothing was changed" not in str(failure.value)
+        theirs = bob.party(trip.key)
+        assert (theirs.status.writable, theirs.admitted) == (False, False)
+        with pytest.raises(Refused):
+            theirs.create(type="note")
+        with echostore.open(tmp_path / "ann") as again:
+            again.listen(where)
+            theirs.wait_admitted(60)
+            theirs.create(type="note")
+            converged(again.party(trip.key), theirs)
+
+
+def test_without_waiting_a_join_returns_before_the_admission_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with peers(tmp_path, "ann", "bob") as (ann, bob):
+        trip = ann.create_party("Trip")
+        invitation = trip.invite("editor")
+        host_goes_away_after_the_welcome(ann, bob, monkeypatch)
+        assert not bob.join(invitation.ticket, invitation.passcode, wait=False).status.writable
+        with pytest.raises(UsageError):
+            bob.join(invitation.ticket, invitation.passcode, wait="no")  # type: ignore[arg-type]
+
+
+def test_the_command_says_that_the_host_went_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with peers(tmp_path, "ann") as (ann,):
+        trip = ann.create_party("Trip")
+        invitation = trip.invite("editor")
+        monkeypatch.setattr(ann.network, "shared_parties", lambda: ())  # it admits the guest, and is gone for it then
+        bob = Cli(tmp_path / "bob", tmp_path / "state")
+        joined = bob("party", "join", invitation.ticket, "--passcode", str(invitation.passcode), "--timeout", "1s")
+        assert joined.status == 5
+        assert "no member of the party is connected any more: the host went away" in joined.err
+        assert "This peer is a member" in joined.err
+        assert "Nothing was changed" not in joined.err

@@ -19,7 +19,6 @@ GENERATED = SOURCE / "echostore" / "wire" / "generated"
 LOCK = ROOT / "requirements.lock"
 MAP = ROOT / "docs" / "map.md"
 
-LONGEST_MODULE = 600
 VAGUE_NAMES = re.compile(r"(^|_)(utils?|helpers?|common|managers?)$")
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX)\b")
 LINT_EXCEPTION = re.compile(
@@ -101,12 +100,6 @@ def test_source_files_are_found() -> None:
 def test_every_module_has_a_docstring() -> None:
     offenders = [place(path) for path in python_files() if not ast.get_docstring(tree_of(path))]
     must_be_empty(offenders, "module without a docstring")
-
-
-def test_no_module_is_too_long() -> None:
-    lengths = {path: len(text_of(path).splitlines()) for path in python_files()}
-    offenders = [f"{place(path)}: {length} lines" for path, length in lengths.items() if length > LONGEST_MODULE]
-    must_be_empty(offenders, f"module above {LONGEST_MODULE} lines")
 
 
 def test_no_module_has_a_vague_name() -> None:

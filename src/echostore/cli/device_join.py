@@ -146,7 +146,7 @@ def join(
         if fresh:
             output.note(f"made a home at {home_path(options)}")
         with if_interrupted("If the host had let this device in, the parties come while `echostore serve` runs."):
-            entered = peer.join_device(ticket, passcode, timeout=patience_s)
+            entered = peer.join_device(ticket, passcode, timeout=patience_s, wait=False)
         tell_entered(output, peer, entered, patience_s)
 
 
@@ -159,6 +159,7 @@ def tell_entered(output: Output, peer: "Peer", entered: "list[Party]", patience_
         for party in entered:
             with output.progress(f"fetching {one_line(party.title, 30)}") as bar:
                 catch_up(output, peer, party, patience_s, bar, left)
+                party.wait_admitted(patience_s)
             try:
                 party.flush().wait(held_by=1, timeout=TOLD_S)
             except TimedOut:

@@ -16,7 +16,7 @@ from echostore.cli.opening import from_dash, home_path, looking, open_party, wri
 from echostore.cli.options import FLAG, LISTING, OPTIONS, YES, Listing, Name, Options
 from echostore.cli.output import Column, Output, counted, flush_results, if_interrupted
 from echostore.cli.values import iso_ms, one_line, short
-from echostore.kernel.errors import NotFound, TimedOut, UsageError
+from echostore.kernel.errors import NotFound, TimedOut, Unreachable, UsageError
 
 if TYPE_CHECKING:
     from echostore.peer.inviting import Invitation
@@ -208,7 +208,7 @@ def join(
     name: str | None = None,
     options: Options = OPTIONS,
 ) -> None:
-    """Enter a party with a ticket, and wait until what its members have is here.
+    """Enter a party with a ticket, and wait until it can be written here (read, for a reader) and has caught up.
 
     Without a passcode that the ticket needs, it is asked for on a terminal. The home is made if there is none.
 
@@ -234,12 +234,13 @@ def join(
     with writing(options, create=True, name=name) as peer:
         if fresh:
             output.note(f"made a home at {home_path(options)}")
-        with if_interrupted("Nothing was changed."):
-            party = peer.join(ticket, passcode, timeout=patience_s)
+        with if_interrupted("`echostore party list` says whether the host had admitted this peer by then."):
+            party = peer.join(ticket, passcode, timeout=patience_s, wait=False)
         output.note(f"joined {short(party.key.hex())} {one_line(party.title)!r}")
         left = "This peer is a member; what came is kept, and `echostore serve` fetches the rest."
         with if_interrupted(left), output.progress(f"fetching {one_line(party.title, 30)}") as bar:
             catch_up(output, peer, party, patience_s, bar, left)
+            party.wait_admitted(patience_s)
         status = party.status
         fields: dict[str, Any] = {
             "party": party.key.hex(),
@@ -248,6 +249,8 @@ def join(
             "items": status.items,
             "epoch": status.epoch,
             "began": status.began or None,
+            "role": status.standing,
+            "writable": status.writable,
         }
     if fields["began"]:
         output.note(f"began {fields['began']}")
@@ -256,7 +259,10 @@ def join(
 
 
 def catch_up(output: Output, peer: "Peer", party: "Party", patience_s: float, bar: Any, left: str) -> None:
-    """Until all that is known is held and processed. Told as a real fraction, at least once a second."""
+    """Until all that is known is held and processed. Told as a real fraction, at least once a second.
+
+    Unreachable or TimedOut when nothing came for so long, by whether a member is connected.
+    """
     best, moved, told, settled = (-1, -1), time.monotonic(), time.monotonic(), 0
     while settled < 2:
         progress = peer.network.progress(party.key)
@@ -266,13 +272,19 @@ def catch_up(output: Output, peer: "Peer", party: "Party", patience_s: float, ba
         if (progress.held, progress.processed) > best:
             best, moved = (progress.held, progress.processed), now
         elif now - moved > patience_s and not settled:
-            raise TimedOut(
-                f"{progress.held:,} of {progress.known:,} known blocks are here, and no more came for {patience_s:g} s",
-                unchanged=left,
-            )
+            text = f"{progress.held:,} of {progress.known:,} known blocks are here"
+            if not peer.network.connected_members(party.key):
+                raise Unreachable(
+                    f"{text}, and no member of the party is connected any more: the host went away",
+                    unchanged=left,
+                    next_step="Ask the host to run `echostore serve`, and run it here too.",
+                )
+            raise TimedOut(f"{text}, and no more came for {patience_s:g} s", unchanged=left)
         if now - told >= TELL_S and not sys.stderr.isatty():
             told = now
-            output.note(f"{progress.held:,} of {progress.known:,} known blocks held, {progress.processed:,} processed")
+            text = f"{progress.held:,} of {progress.known:,} known blocks held, {progress.processed:,} processed"
+            alone = "" if peer.network.connected_members(party.key) else "; no member is connected"
+            output.note(text + alone)
         time.sleep(POLL_S)
 
 

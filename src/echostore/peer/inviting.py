@@ -422,7 +422,8 @@ class Inviting:
 
     # being a guest
 
-    def join(self, ticket: str, passcode: str | None, timeout: float) -> "Party":
+    def join(self, ticket: str, passcode: str | None, timeout: float, *, wait: bool = True) -> "Party":
+        """Enter a party, and wait until this device may use it (`Party.wait_admitted`) unless told not to."""
         read = self._read(ticket, passcode, Purpose.PARTY)
         if any(known.key == read.party for known in self._peer.parties()):
             if self._network.standing(read.party, DeviceKey(self._peer.device)) is Standing.REMOVED:
@@ -447,9 +448,11 @@ class Inviting:
             self.remember(None, [address for address in read.addresses if address != here])
         else:
             self.remember(link.device, read.addresses)
+        if wait:
+            party.wait_admitted(timeout)
         return party
 
-    def join_device(self, ticket: str, passcode: str | None, timeout: float) -> "list[Party]":
+    def join_device(self, ticket: str, passcode: str | None, timeout: float, *, wait: bool = True) -> "list[Party]":
         """Become one more device of the host's identity, and enter its parties."""
         peer, read = self._peer, self._read(ticket, passcode, Purpose.DEVICE)
         check_identity_unused(peer)
@@ -480,8 +483,7 @@ class Inviting:
                 next_step="Its parties follow as soon as one of its devices can be reached.",
             ) from None
         entered = devices.enter(parties.entries, again=True)
-        devices.wait_settled(entered, timeout)
-        return [peer.party(key) for key in entered]
+        return devices.settled(entered, timeout if wait else None)
 
     def _read(self, ticket: str, passcode: str | None, purpose: Purpose) -> Ticket:
         """A ticket that may be tried."""

@@ -211,6 +211,15 @@ class Network:
 
         return self.call(collect())
 
+    def connected_members(self, party: PartyKey) -> int:
+        """How many devices replicate a party with this peer now."""
+
+        async def count() -> int:
+            links = self.node.links.values()
+            return sum(any(channel.party == party for channel in link.channels.values()) for link in links)
+
+        return self.call(count())
+
     @property
     def addresses(self) -> list[str]:
         return list(self.node.addresses)

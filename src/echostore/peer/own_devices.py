@@ -20,7 +20,7 @@ could be that of a device which was revoked where this member does not see it.
 
 import asyncio
 import logging
-import threading
+import time
 from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
@@ -63,7 +63,6 @@ class OwnDevices:
         self._proven: dict[Link, IdentityKey] = {}
         self._frames: Counter[Link] = Counter()
         self._unsettled = {known.key for known in peer.parties() if peer.meta.setting(OPENS_ITSELF, party=known.key)}
-        self._settled = threading.Condition()
         self.seeking = Seeking(peer, network)
 
     # who
@@ -288,19 +287,20 @@ class OwnDevices:
                 party = self._peer.held(key)
                 if self._peer.opener.admit_itself(party):
                     done.add(key)
+                    party.notify()
                     self._network.bootstraps.consider(party)  # an own block moves nothing that it hears of
             except EchoError as error:
                 log.info("a party is not entered yet", extra={"party": key.hex(), "why": error.what})
-        if done:
-            with self._settled:
-                self._unsettled -= done
-                self._settled.notify_all()
+        self._unsettled -= done
 
-    def wait_settled(self, parties: Iterable[PartyKey], timeout: float) -> bool:
-        """Wait until this device may write in these parties."""
-        wanted = set(parties)
-        with self._settled:
-            return self._settled.wait_for(lambda: not wanted & self._unsettled, timeout)
+    def settled(self, entered: Iterable[PartyKey], timeout: float | None) -> "list[Party]":
+        """Parties that were just entered, once this device may use all of them; at once without a timeout."""
+        parties = [self._peer.held(key) for key in entered]
+        if timeout is not None:
+            deadline = time.monotonic() + timeout
+            for party in parties:
+                party.wait_admitted(max(0.0, deadline - time.monotonic()))
+        return parties
 
     # asking
 

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from echostore.kernel.errors import Closed, Corrupt, NotFound, Refused, UsageError
+from echostore.kernel.errors import Closed, Corrupt, NotFound, Refused, TimedOut, Unreachable, UsageError
 from echostore.kernel.ids import ITEM_ID_BYTES, KEY_BYTES, SYSTEM_TYPE, ItemId, PartyKey, item_from_text, item_text
 from echostore.kernel.items.operations import GENESIS, METADATA, ItemOperation, Reject
 from echostore.kernel.items.record import NAME_KEY, Genesis, ItemRecord
 from echostore.kernel.models.property_set import Change, PropertySet, Set
-from echostore.kernel.party.credentials import ForkEvidence
+from echostore.kernel.party.credentials import ForkEvidence, Role
 from echostore.kernel.timeframe import Timeframe
 from echostore.kernel.values import Reference, Value, check_value, kind_of, parse_locator
 from echostore.peer import arguments
@@ -27,7 +27,7 @@ from echostore.peer.refreshing import refresh
 from echostore.peer.runtime import PartyRuntime
 from echostore.peer.schema import Schemas, create_from_object, schema_type
 from echostore.peer.snapshots import Snapshot, open_snapshot, take_snapshot
-from echostore.peer.status import PartyStatus, party_status
+from echostore.peer.status import REMOVED, REVOKED, PartyStatus, party_status, standing_of
 from echostore.peer.streams import Stream
 from echostore.peer.sync_port import PartySyncPort
 from echostore.wire.messages import NAME_CHARACTERS_MAX, encode_genesis
@@ -56,6 +56,7 @@ class Party(CapabilityIssuing):
         self.schemas = Schemas(self)
         self.live = LiveHub(self)
         self._sync_port: PartySyncPort | None = None
+        runtime.processor.on_processed.append(lambda moved: self.notify())
 
     # state of the handle
 
@@ -544,6 +545,37 @@ class Party(CapabilityIssuing):
         """Wait until a condition over this party holds."""
         with self._changed:
             return self._changed.wait_for(condition, timeout)
+
+    @property
+    def admitted(self) -> bool:
+        """Whether the state here lets this device write; where its member is a reader, whether there is a state to read."""
+        with self.reading() as runtime:
+            if runtime.takes_writes:
+                return True
+            reader = standing_of(runtime) == Role.READER.label and not runtime.processor.closed
+            return reader and self.system_item is not None
+
+    def wait_admitted(self, timeout: float | None = None) -> None:
+        """Wait until this device is `admitted`: `join` has done so unless it was called with `wait=False`.
+
+        Refused when this device was removed meanwhile, TimedOut or Unreachable when its admission does not come.
+        """
+        gone = (REMOVED, REVOKED)
+        self.wait_for(lambda: self.admitted or standing_of(self.runtime) in gone, timeout)
+        with self.reading() as runtime:
+            if self.admitted:
+                return
+            standing = standing_of(runtime)
+        if standing in gone:
+            raise Refused(f"this device can't use the party: {standing}", unchanged="")
+        lacks = "nothing of the party's data" if standing else "no admission of this device"
+        left = {
+            "unchanged": "The party is in this home; it need not be joined again.",
+            "next_step": "Keep this peer running (`echostore serve`): the rest comes once a member can be reached.",
+        }
+        if not self.peer.on_network or not self.peer.network.connected_members(self.key):
+            raise Unreachable(f"no member of the party is connected, and {lacks} has arrived here", **left)
+        raise TimedOut(f"{lacks} has arrived here in {timeout:g} s", **left)
 
     def notify(self) -> None:
         with self._changed:

@@ -408,20 +408,25 @@ class Peer:
         """Connect to another member's peer, and again whenever the connection is lost. Returns its device key."""
         return self.network.connect(address, device=device)
 
-    def join(self, ticket: str, passcode: str | None = None, *, timeout: float = 30.0) -> Party:
-        """Enter a party with a ticket, and the passcode that belongs to it. What is held there follows by itself."""
-        return self.network.inviting.join(ticket, passcode, timeout)
+    def join(self, ticket: str, passcode: str | None = None, *, timeout: float = 30.0, wait: bool = True) -> Party:
+        """Enter a party with a ticket, and the passcode that belongs to it. Returns when this device may write there, or
+        read where it was invited as a reader; with `wait=False` as soon as the host has admitted it. The rest of what the
+        members hold follows by itself."""
+        return self.network.inviting.join(ticket, passcode, timeout, wait=arguments.flag(wait, "wait"))
 
     def invite_device(self, *, expires_s: float = 600.0) -> "Invitation":
         """A ticket and a passcode for one more device of this peer's identity."""
         return self.network.inviting.invite_device(expires_s=expires_s)
 
-    def join_device(self, ticket: str, passcode: str | None = None, *, timeout: float = 30.0) -> list[Party]:
+    def join_device(
+        self, ticket: str, passcode: str | None = None, *, timeout: float = 30.0, wait: bool = True
+    ) -> list[Party]:
         """Become a device of another identity with a ticket of `invite_device`, and enter its parties.
 
-        This home's own identity must not be in any party. What is held elsewhere follows by itself.
+        This home's own identity must not be in any party. Returns when this device may write in them, or read where its
+        member is a reader; with `wait=False` as soon as they are known. What is held elsewhere follows by itself.
         """
-        return self.network.inviting.join_device(ticket, passcode, timeout)
+        return self.network.inviting.join_device(ticket, passcode, timeout, wait=arguments.flag(wait, "wait"))
 
     def revoke_device(self, device: bytes) -> list[Party]:
         """Shut a device of this identity out of all its parties, and return those. What it wrote and this peer has not

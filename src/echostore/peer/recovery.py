@@ -118,8 +118,7 @@ def recover(
             unchanged="This home has the identity back; its parties are not here yet.",
             next_step="Check the phrase, or name another member.",
         )
-    peer.network.own_devices.wait_settled(entered, timeout)
-    return [peer.party(each) for each in entered]
+    return peer.network.own_devices.settled(entered, timeout)
 
 
 def _neighbours(

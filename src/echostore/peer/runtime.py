@@ -33,7 +33,7 @@ from echostore.peer.processor import PartyProcessor
 from echostore.peer.progress import Summed
 from echostore.peer.reissue import Reissues
 from echostore.peer.source import PartySource
-from echostore.peer.status import writing_refused
+from echostore.peer.status import WRITING_ROLES, standing_of, writing_refused
 from echostore.peer.undo_images import PROPERTY_FIELDS, UndoImages, layers_of
 from echostore.peer.writer import OwnFeed
 from echostore.store.blob_store import BlobStore
@@ -110,6 +110,9 @@ class PartyRuntime:
         self.append_notes: dict[str, bytes] = {}
         """What the next append of own blocks keeps beside them, in the same durable commit."""
         self._batch: _Batch | None = None
+        self._spent: tuple[FeedId, int] | None = None
+        """The feed and seq of a rolled-back batch that gave out ids. The next write puts an empty message there first, so that
+        no handle of this process leads to an item that somebody else made. Nothing is written before that."""
         self._applied_saved = 0
         processor.before_refold = self.flush_blocks
         self.reissues = Reissues(self)
@@ -164,11 +167,34 @@ class PartyRuntime:
             record = self.processor.admission.by_id.get(self.data.feed)
             if record is not None and record.end_reason is Reason.RETIRED:
                 self.on_retired()
-        return self.writer()
+        writer = self.writer()
+        if self._spent is not None and not self.in_batch:
+            self._seal_spent(writer)
+        return writer
+
+    def _seal_spent(self, writer: WriterRole) -> None:
+        """Use up the number of a batch that was rolled back by a message without operations."""
+        assert self.data is not None
+        if self._spent == (self.data.feed, self.data.cursor.length):
+            self._write([], writer, undoes=None)
+        self._spent = None
 
     @property
     def may_write(self) -> bool:
         return not self.closed and self.writable and self.failure is None
+
+    @property
+    def takes_writes(self) -> bool:
+        """Whether a write of data would be taken now: the store is sound, and the party lets this device write."""
+        if not self.may_write or self.processor.closed:
+            return False
+        try:
+            self.writer()
+        except Refused:
+            record = self.processor.admission.by_id.get(self.data.feed) if self.data is not None else None
+            retired = record is not None and record.end_reason is Reason.RETIRED
+            return retired and standing_of(self) in WRITING_ROLES  # `going_on` opens a new feed
+        return True
 
     def check_writable(self) -> None:
         if self.closed:
@@ -192,6 +218,8 @@ class PartyRuntime:
     def next_item(self) -> ItemId:
         """The id that a genesis written now will have."""
         assert self.data is not None
+        if self._batch is not None:
+            self._batch.named = True
         return created_item_id(self.data.feed, self.data.cursor.length, self.next_position)
 
     @property
@@ -237,6 +265,8 @@ class PartyRuntime:
             self._close_pens()
             if batch.touched:
                 self.processor.refold(batch.touched)
+            if batch.named:
+                self._spent = batch.place
             self.processor.finish()
             raise
         self._batch = None
@@ -571,6 +601,10 @@ class _Batch:
         assert runtime.data is not None
         self._runtime = runtime
         self._depth = runtime.data.next_depth
+        self.place = (runtime.data.feed, runtime.data.cursor.length)
+        """The message that it is going to be."""
+        self.named = False
+        """Whether something got its name from that place: an item's id, a post's."""
         self.time_ms = runtime.now_ms()
         """One time for all: some models keep it, so what is shown now must be what the message will say."""
         self.writer = writer

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from echostore.kernel.errors import Refused
 from echostore.kernel.ids import FeedId, FeedKey, feed_id
+from echostore.kernel.party.credentials import Role
 from echostore.kernel.reasons import Reason
 from echostore.peer.elsewhere import HeldElsewhere
 
@@ -48,6 +49,7 @@ class PartyStatus:
     rejected: int
     unshared: int
     writable: bool
+    """Whether a write would be taken now: the store is sound, and the party lets this device write."""
     failure: str
     standing: str
     """What this device is in the party: its member's role, or why it is in it no more. Empty: not admitted yet."""
@@ -65,6 +67,7 @@ class PartyStatus:
     """What to do about it."""
 
 
+WRITING_ROLES = frozenset(role.label for role in Role if role is not Role.READER)
 REMOVED = "the member was removed"
 REVOKED = "the device was revoked"
 
@@ -154,7 +157,7 @@ def party_status(party: "Party") -> PartyStatus:
             items=0 if processor.closed else sum(not runtime.source.is_system(item) for item in runtime.all_items()),
             rejected=len(processor.rejects()),
             unshared=unshared,
-            writable=runtime.writable,
+            writable=runtime.takes_writes,
             failure=str(runtime.failure or ""),
             standing=standing_of(runtime),
             epoch=processor.base.name.number if processor.base is not None else None,
