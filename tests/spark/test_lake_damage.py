@@ -172,6 +172,115 @@ def test_a_row_group_that_claims_too_much_is_not_decoded(lake: Lake, monkeypatch
         read_everything(lake)
 
 
+READ_ONE_ROW = """
+import resource, sys
+from echostore.kernel.errors import Corrupt
+from echostore.pipeline.lake.reading import read_rows
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    for batch in read_rows(sys.argv[1], sys.argv[2], 0, 1):
+        print("read", batch.num_rows)
+except Corrupt as error:
+    print(error.what)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
+"""
+
+
+def bomb_rows(count: int, payload: bytes) -> pa.Table:
+    """Rows of one feed that all have the same payload."""
+    repeated = pa.array([0] * count, pa.int32())
+    columns = {
+        "payload": pa.DictionaryArray.from_arrays(repeated, pa.array([payload], pa.binary())),
+        "signature": pa.nulls(count, pa.binary()),
+        "previous": pa.nulls(count, pa.binary()),
+        "previous_depth": pa.nulls(count, pa.int64()),
+        "control": pa.array([False] * count),
+        "seq": pa.array(range(count), pa.int64()),
+        "depth": pa.array(range(1, count + 1), pa.int64()),
+    }
+    key = pa.DictionaryArray.from_arrays(repeated, pa.array([bytes(32)], pa.binary()))
+    schema = pa.schema(
+        [pa.field(field.name, columns.get(field.name, key).type, nullable=field.nullable) for field in schemas.BLOCKS]
+    )
+    return pa.table([columns.get(name, key) for name in schemas.BLOCKS.names], schema=schema)
+
+
+def repeating_dictionary(path: Path) -> None:
+    pq.write_table(bomb_rows(2300, bytes(1 << 20)), path, compression="zstd", store_schema=False)
+    assert path.stat().st_size < 20_000
+
+
+def repeating_prefixes(path: Path) -> None:
+    rows = bomb_rows(300, bytes(1 << 20)).cast(schemas.BLOCKS)
+    encoding = {name: "DELTA_BYTE_ARRAY" if name == "payload" else "PLAIN" for name in schemas.BLOCKS.names}
+    pq.write_table(rows, path, compression="zstd", use_dictionary=False, column_encoding=encoding, store_schema=False)
+
+
+def lying_footer(path: Path) -> None:
+    """One page of 600 MiB of zeros, with a footer that calls everything small."""
+    rows = bomb_rows(1, bytes(600 << 20)).cast(schemas.BLOCKS)
+    pq.write_table(rows, path, compression="zstd", use_dictionary=False, write_statistics=False, store_schema=False)
+    group = pq.read_metadata(path).row_group(0)
+    payload = group.column(schemas.BLOCKS.get_field_index("payload"))
+    raw = path.read_bytes()
+    for claim in (group.total_byte_size, payload.total_uncompressed_size):
+        said = varint(claim * 2)
+        assert said in raw
+        raw = raw.replace(said, b"\x80" * (len(said) - 1) + b"\x00")
+    path.write_bytes(raw)
+    assert pq.read_metadata(path).row_group(0).total_byte_size == 0
+
+
+def varint(number: int) -> bytes:
+    made = bytearray()
+    while number > 127:
+        made.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*made, number])
+
+
+def many_equal_rows(path: Path) -> None:
+    pq.write_table(bomb_rows(3_000_000, b"x"), path, compression="zstd", store_schema=False, row_group_size=3_000_000)
+
+
+@pytest.mark.parametrize(
+    ("bomb", "reason"),
+    [
+        (repeating_dictionary, "decodes to more than"),
+        (repeating_prefixes, "encoding 7"),
+        (lying_footer, "the pages of column payload claim more than"),
+        (many_equal_rows, "claims more than"),
+    ],
+)
+def test_what_a_file_decodes_to_is_bounded_whatever_it_claims(
+    lake: Lake, bomb: Callable[[Path], None], reason: str
+) -> None:
+    path = data_file(lake)
+    bomb(path)
+    name = path.relative_to(lake.path).as_posix()
+    done = subprocess.run(
+        [sys.executable, "-c", READ_ONE_ROW, str(lake.path), name],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip  # one argument a line would hide what matters
+    assert done.returncode == 0, done.stderr[-2000:]
+    told, grown = done.stdout.splitlines()
+    assert reason in told
+    assert path.name in told
+    assert int(grown) < 150, f"{grown} MiB to read one row"
+
+
+def test_a_footer_that_claims_many_parts_is_refused_before_they_are_made(lake: Lake) -> None:
+    path = data_file(lake)
+    raw = bytearray(path.read_bytes())
+    length = int.from_bytes(raw[-8:-4], "little")
+    # version 2, and a schema of five million elements
+    claimed = bytes([0x15, 0x04, 0x19, 0xFC]) + varint(5_000_000)
+    raw[-8 - length : -8 - length + len(claimed)] = claimed
+    path.write_bytes(raw)
+    with pytest.raises(Corrupt, match="can't be read as Parquet"):
+        read_everything(lake)
+
+
 def test_rows_beyond_a_file_and_names_outside_the_lake_are_refused(lake: Lake) -> None:
     file = data_file(lake).relative_to(lake.path).as_posix()
     with pytest.raises(Corrupt, match="rows 5 to 9999999"):

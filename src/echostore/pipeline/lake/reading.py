@@ -9,10 +9,12 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from echostore.kernel.errors import Corrupt, EchoError
@@ -20,12 +22,17 @@ from echostore.kernel.limits import BLOCK_BYTES_MAX
 from echostore.pipeline import schemas
 from echostore.pipeline.lake.layout import path_of
 from echostore.pipeline.lake.log import RunsFile
+from echostore.pipeline.lake.pages import read_pages
 from echostore.store.durable_file import file_error
 
 OPEN_FILES_MAX = 8
 """Per thread. Each keeps its footer and one decoded row group."""
 ROW_GROUP_BYTES_MAX = 64 * 1024 * 1024 + BLOCK_BYTES_MAX
-"""A row group of ours has a few MiB and at most one oversize block; what claims more is not decoded."""
+"""A row group of ours has a few MiB and at most one oversize block. What decodes to more is refused: pages as their headers
+claim, and rows as they are, also where a dictionary holds each of their values once."""
+FOOTER_BYTES_MAX = 16 * 1024 * 1024
+NAMES_BYTES_MAX = 512 * 1024 * 1024
+"""What is kept of one file at once beyond a row group: a million runs, or the names of as many blobs."""
 
 MAGIC = b"PAR1"
 
@@ -62,19 +69,91 @@ def forget_files() -> None:
     _kept.readers = {}
 
 
+class ParquetParts:
+    """One open Parquet file of a pinned schema, decoded by row groups and within bounds."""
+
+    def __init__(self, path: Path, opener: Opened, schema: pa.Schema) -> None:
+        self.path = path
+        self._schema = schema
+        self._source, self.metadata = _guarded(path, lambda: _opened(opener(path)))
+        found = _guarded(path, self.metadata.schema.to_arrow_schema)
+        if not found.equals(schema, check_metadata=False):
+            differing = [name for name in schema.names if name not in found.names] or [
+                name for name in found.names if name not in schema.names or found.field(name) != schema.field(name)
+            ]
+            raise _damaged(path, f"its columns are not those of this format (see {', '.join(differing[:5])})")
+        self._files: dict[tuple[str, ...], Any] = {}
+
+    @property
+    def groups(self) -> int:
+        return int(self.metadata.num_row_groups)
+
+    def rows_of(self, group: int) -> int:
+        return int(self.metadata.row_group(group).num_rows)
+
+    def group(self, group: int, columns: Sequence[str]) -> pa.Table:
+        """Columns of a row group. What would decode to more than ROW_GROUP_BYTES_MAX is refused before it does."""
+        return _guarded(self.path, lambda: self._group(group, columns))
+
+    def _group(self, group: int, columns: Sequence[str]) -> pa.Table:
+        about = self.metadata.row_group(group)
+        rows = about.num_rows
+        if rows == 0:
+            return self._schema.empty_table().select(list(columns))
+        left = ROW_GROUP_BYTES_MAX - rows * sum(_width(self._schema.field(name).type) for name in columns)
+        if rows < 0 or left < 0 or about.total_byte_size > ROW_GROUP_BYTES_MAX:
+            raise _damaged(self.path, f"row group {group} claims more than {ROW_GROUP_BYTES_MAX} bytes")
+        repeated = []
+        for name in columns:
+            chunk = about.column(self._schema.get_field_index(name))
+            if chunk.num_values != rows:  # Arrow reads as many as the column claims
+                raise _damaged(self.path, f"row group {group} has {chunk.num_values} values of {name}, and {rows} rows")
+            pages = read_pages(self._source, chunk, ROW_GROUP_BYTES_MAX)
+            left -= pages.bytes
+            if pages.dictionary and _is_variable(self._schema.field(name).type):
+                repeated.append(name)
+        if left < 0:
+            raise _damaged(self.path, f"row group {group} claims more than {ROW_GROUP_BYTES_MAX} bytes")
+        table = self._file(tuple(repeated)).read_row_group(group, columns=list(columns), use_threads=False)
+        if table.num_rows != rows:
+            raise _damaged(self.path, f"row group {group} has {table.num_rows} rows, and claims {rows}")
+        return self._spelled_out(group, table.select(list(columns)), repeated, left)
+
+    def _spelled_out(self, group: int, table: pa.Table, repeated: list[str], left: int) -> pa.Table:
+        """The table with the values of dictionaries in their rows, where there is room for them."""
+        for name in repeated:
+            column = table[name]
+            for chunk in column.chunks:
+                lengths = pc.binary_length(chunk.dictionary).cast(pa.int64())
+                left -= pc.sum(lengths.take(chunk.indices)).as_py() or 0
+            if left < 0:
+                raise _damaged(self.path, f"row group {group} decodes to more than {ROW_GROUP_BYTES_MAX} bytes")
+            plain = self._schema.field(name)
+            table = table.set_column(table.schema.get_field_index(name), plain, column.cast(plain.type))
+        return table
+
+    def _file(self, repeated: tuple[str, ...]) -> Any:
+        """Arrow's reader, which leaves some columns as indices into their dictionaries."""
+        file = self._files.get(repeated)
+        if file is None:
+            file = self._files[repeated] = pq.ParquetFile(
+                self._source,
+                metadata=self.metadata,
+                read_dictionary=list(repeated),
+                page_checksum_verification=True,
+                pre_buffer=False,
+            )
+        return file
+
+
 class BlocksReader:
     """One open blocks file."""
 
     def __init__(self, path: Path, opener: Opened) -> None:
         self.path = path
-        self._file = _parquet(path, opener, schemas.BLOCKS)
-        metadata = self._file.metadata
-        self._ends: list[int] = []
-        total = 0
-        for at in range(metadata.num_row_groups):
-            total += metadata.row_group(at).num_rows
-            self._ends.append(total)
-        self.row_count = total
+        self._parts = ParquetParts(path, opener, schemas.BLOCKS)
+        self._ends = list(accumulate(self._parts.rows_of(group) for group in range(self._parts.groups)))
+        self.row_count = self._ends[-1] if self._ends else 0
         self._decoded: tuple[int, tuple[str, ...], pa.RecordBatch] | None = None
 
     def rows(self, start: int, end: int, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
@@ -91,16 +170,11 @@ class BlocksReader:
     def _group(self, group: int, columns: tuple[str, ...]) -> pa.RecordBatch:
         if self._decoded is not None and self._decoded[:2] == (group, columns):
             return self._decoded[2]
-        if self._file.metadata.row_group(group).total_byte_size > ROW_GROUP_BYTES_MAX:
-            raise _damaged(self.path, f"row group {group} claims more than {ROW_GROUP_BYTES_MAX} bytes")
-        table = _guarded(self.path, lambda: self._file.read_row_group(group, columns=list(columns), use_threads=False))
-        rows = self._ends[group] - (self._ends[group - 1] if group else 0)
-        if table.num_rows != rows:
-            raise _damaged(self.path, f"row group {group} has {table.num_rows} rows, and claims {rows}")
+        table = self._parts.group(group, columns)
         batches = table.combine_chunks().to_batches()
         batch = batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
-        self._decoded = group, columns, batch.select(list(columns))
-        return self._decoded[2]
+        self._decoded = group, columns, batch
+        return batch
 
 
 class BlobsReader:
@@ -108,10 +182,15 @@ class BlobsReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = _parquet(path, getattr(_kept, "opener", open_plainly), schemas.BLOBS)
+        self._parts = ParquetParts(path, getattr(_kept, "opener", open_plainly), schemas.BLOBS)
         self._places: dict[bytes, tuple[int, int]] = {}
-        for group in range(self._file.metadata.num_row_groups):
-            for row, cid in enumerate(self._column(group, "cid").to_pylist()):
+        left = NAMES_BYTES_MAX
+        for group in range(self._parts.groups):
+            names = self._parts.group(group, ["cid"])
+            left -= names.nbytes
+            if left < 0:
+                raise _damaged(path, f"the names of its blobs take more than {NAMES_BYTES_MAX} bytes")
+            for row, cid in enumerate(names["cid"].to_pylist()):
                 self._places[cid] = group, row
         self._decoded: dict[int, pa.ChunkedArray] = {}
 
@@ -120,7 +199,7 @@ class BlobsReader:
 
     def about(self, key: str) -> str | None:
         """What the file says of itself."""
-        told = (self._file.metadata.metadata or {}).get(key.encode())
+        told = (self._parts.metadata.metadata or {}).get(key.encode())
         return None if told is None else told.decode(errors="replace")
 
     def get(self, cid: bytes) -> bytes | None:
@@ -130,19 +209,12 @@ class BlobsReader:
         group, row = place
         column = self._decoded.pop(group, None)
         if column is None:
-            column = self._column(group, "data")
+            column = self._parts.group(group, ["data"])["data"]
             while len(self._decoded) >= OPEN_FILES_MAX:
                 self._decoded.pop(next(iter(self._decoded)))
         self._decoded[group] = column  # the newest is last
         data: bytes = column[row].as_py()
         return data
-
-    def _column(self, group: int, name: str) -> pa.ChunkedArray:
-        if self._file.metadata.row_group(group).total_byte_size > ROW_GROUP_BYTES_MAX:
-            raise _damaged(self.path, f"row group {group} claims more than {ROW_GROUP_BYTES_MAX} bytes")
-        return _guarded(
-            self.path, lambda: self._file.read_row_group(group, columns=[name], use_threads=False).column(name)
-        )
 
 
 def read_runs(lake: Path, record: RunsFile, parties: Sequence[bytes] | None) -> pa.Table:
@@ -150,11 +222,19 @@ def read_runs(lake: Path, record: RunsFile, parties: Sequence[bytes] | None) -> 
     path = path_of(lake, record.file)
     if parties is None:
         file = _guarded(path, lambda: _hashed(path, record))
-        return _table(path, _parquet(path, lambda _: file, schemas.RUNS), None, record.rows)
-    parquet = _parquet(path, getattr(_kept, "opener", open_plainly), schemas.RUNS)
-    metadata = parquet.metadata
-    groups = [at for at in range(metadata.num_row_groups) if _may_hold(metadata.row_group(at).column(0), parties)]
-    return _table(path, parquet, groups, record.rows)
+        parts = ParquetParts(path, lambda _: file, schemas.RUNS)
+    else:
+        parts = ParquetParts(path, getattr(_kept, "opener", open_plainly), schemas.RUNS)
+    if parts.metadata.num_rows != record.rows:
+        raise _damaged(path, f"it has {parts.metadata.num_rows} rows, and the log says {record.rows}")
+    tables, left = [schemas.RUNS.empty_table()], NAMES_BYTES_MAX
+    for group in range(parts.groups):
+        if parties is None or _may_hold(parts.metadata.row_group(group).column(0), parties):
+            tables.append(parts.group(group, schemas.RUNS.names))
+            left -= tables[-1].nbytes
+            if left < 0:
+                raise _damaged(path, f"its runs take more than {NAMES_BYTES_MAX} bytes")
+    return pa.concat_tables(tables).cast(schemas.RUNS)
 
 
 def check_file(lake: Path, name: str, sha256: str, size: int) -> str | None:
@@ -191,36 +271,28 @@ def _reader(lake: Path, name: str) -> BlocksReader:
     return reader
 
 
-def _parquet(path: Path, opener: Opened, schema: pa.Schema) -> Any:
-    file = _guarded(path, lambda: _opened(opener(path)))
-    found = _guarded(path, lambda: file.schema_arrow)
-    if not found.equals(schema, check_metadata=False):
-        differing = [name for name in schema.names if name not in found.names] or [
-            name for name in found.names if name not in schema.names or found.field(name) != schema.field(name)
-        ]
-        raise _damaged(path, f"its columns are not those of this format (see {', '.join(differing[:5])})")
-    return file
-
-
-def _opened(source: Any) -> Any:
-    """An open Parquet file. Its footer is read here, because Arrow would read 64 KiB for any."""
+def _opened(source: Any) -> tuple[Any, Any]:
+    """An open file and its footer, which is read here because Arrow would read 64 KiB for any."""
     size = source.size()
     tail = source.read_at(8, max(0, size - 8))
     length = int.from_bytes(tail[:4], "little")
     if tail[4:] != MAGIC or not 0 < length <= size - 12:
         raise ValueError("it does not end like a Parquet file")
-    metadata = pq.read_metadata(pa.BufferReader(MAGIC + source.read_at(length, size - 8 - length) + tail))
-    return pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True, pre_buffer=False)
+    if length > FOOTER_BYTES_MAX:
+        raise ValueError(f"its footer has {length} bytes, and {FOOTER_BYTES_MAX} are the most")
+    footer = pa.BufferReader(MAGIC + source.read_at(length, size - 8 - length) + tail)
+    # Nothing in a footer has more parts than the footer has bytes.
+    file = pq.ParquetFile(footer, thrift_string_size_limit=length, thrift_container_size_limit=length)
+    return source, file.metadata
 
 
-def _table(path: Path, parquet: Any, groups: list[int] | None, rows: int) -> pa.Table:
-    if parquet.metadata.num_rows != rows:
-        raise _damaged(path, f"it has {parquet.metadata.num_rows} rows, and the log says {rows}")
-    if groups is None:
-        return _guarded(path, lambda: parquet.read(use_threads=False))
-    if not groups:
-        return schemas.RUNS.empty_table()
-    return _guarded(path, lambda: parquet.read_row_groups(groups, use_threads=False))
+def _is_variable(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_string(kind))
+
+
+def _width(kind: pa.DataType) -> int:
+    """Bytes of a value, beside those that the value itself has."""
+    return 4 if _is_variable(kind) else 1 if pa.types.is_boolean(kind) else kind.bit_width // 8
 
 
 def _hashed(path: Path, record: RunsFile) -> Any:
