@@ -137,7 +137,7 @@ class Item:
     @property
     def deleted(self) -> bool:
         """Whether it, or anything it hangs below, was deleted."""
-        return self.party.is_deleted(self.id)
+        return self.party.is_deleted(self._record().item)
 
     def delete(self) -> None:
         """Hide the item and all that hangs below it. It can be restored until an epoch discards it."""
@@ -164,12 +164,12 @@ class Item:
     def children(self, *, deleted: bool = False) -> "list[Item]":
         """Items whose home this is; like queries, without deleted ones unless they are asked for."""
         with self.party.reading() as runtime:
-            return self.party.handles(runtime.source.children(self.id), deleted=deleted)
+            return self.party.handles(runtime.source.children(self._record().item), deleted=deleted)
 
     def embedded(self, *, deleted: bool = False) -> "list[Item]":
         """Its children and what is embedded in it besides; deleted ones as in `children`."""
         with self.party.reading() as runtime:
-            return self.party.handles(runtime.source.embedded(self.id), deleted=deleted)
+            return self.party.handles(runtime.source.embedded(self._record().item), deleted=deleted)
 
     def move(self, parent: "Item | None") -> None:
         """Give it another home; None is the party's system item."""
@@ -191,7 +191,7 @@ class Item:
     def links(self, type: str | None = None) -> "list[Item]":
         """Links that start or end here."""
         with self.party.reading():
-            found = [self.party.handle(item) for item in self.party.runtime.source.links(self.id)]
+            found = [self.party.handle(item) for item in self.party.runtime.source.links(self._record().item)]
         return [link for link in found if not link.deleted and type in (None, link.type)]
 
     @property
@@ -243,7 +243,7 @@ class Item:
         with self.party.reading():
             record = self.party.runtime.state.record(self.id)
         if record is None:
-            raise NotFound(f"item {item_text(self.id)[:8]} is not in the party")
+            raise not_here(self.id)
         found: ItemRecord = record
         return found
 
@@ -291,6 +291,13 @@ class Item:
 
 
 HIGHEST = Stamp(1 << 62, b"\xff" * 8, 1 << 62, 0)  # type: ignore[arg-type]  # above every real stamp
+
+
+def not_here(item: ItemId) -> NotFound:
+    """Why a handle or an id leads nowhere."""
+    return NotFound(
+        f"item {item_text(item)[:8]} is not in the party: it has not arrived, or the batch that made it was rolled back"
+    )
 
 
 def _rule_text(rule: Any) -> str:

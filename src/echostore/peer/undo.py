@@ -73,6 +73,8 @@ def _stacks(runtime: PartyRuntime) -> _Stacks:
     for block in runtime.feeds.read(own.cursor.key, start, own.cursor.length):
         envelope = decode_envelope(block.payload, DATA)
         assert isinstance(envelope, Envelope), envelope
+        if not envelope.body.operations:
+            continue  # it stands for a batch that was rolled back
         target = envelope.body.undoes - 1
         if target < 0:
             undo_stack.append(block.seq)

@@ -11,8 +11,8 @@ Writing goes into the open batch of this thread, or is a batch of its own. Readi
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from echostore.kernel.errors import UsageError
-from echostore.kernel.ids import ItemId, item_text
+from echostore.kernel.errors import NotFound, UsageError
+from echostore.kernel.ids import ItemId, PartyKey, item_text
 from echostore.kernel.models.property_set import DELETED
 from echostore.kernel.values import Path, Reference, Value, check_path, kind_of
 from echostore.thin import operations
@@ -27,15 +27,30 @@ if TYPE_CHECKING:
 class ThinItem:
     """Any item. Subclasses add what their model can do."""
 
-    __slots__ = ("_party", "_state")
+    __slots__ = ("_party", "_shown", "id")
 
     def __init__(self, party: "ThinParty", state: IndexItem) -> None:
         self._party = party
-        self._state = state
+        self.id: ItemId = state.item
+        self._shown: IndexItem | None = state
 
     @property
-    def id(self) -> ItemId:
+    def _state(self) -> IndexItem:
+        if self._shown is None:
+            raise NotFound(f"item {item_text(self.id)[:8]} is not in the party: the batch that made it was rolled back")
+        return self._shown
+
+    def id_in(self, party: PartyKey) -> ItemId:
+        """Its id, for an item of that party to hang below it or to start at it."""
+        if self._party.key != party:
+            raise UsageError(
+                "the item belongs to another party", next_step="Refer to it by a property or a link instead."
+            )
         return self._state.item
+
+    def roll_back(self, shown: IndexItem | None) -> None:
+        """Show again what was shown before a batch that was rolled back; None when that batch made the item."""
+        self._shown = shown
 
     @property
     def type(self) -> str:
@@ -65,7 +80,7 @@ class ThinItem:
 
     @property
     def reference(self) -> Reference:
-        return Reference(self.id)
+        return Reference(self._state.item)
 
     @property
     def values(self) -> dict[str, Value]:
@@ -91,7 +106,7 @@ class ThinItem:
 
     def move(self, parent: "ThinItem | None") -> None:
         """Give it another home; None is the party's own."""
-        self._write(operations.move(self._party.feed, self.id, None if parent is None else parent.id))
+        self._write(operations.move(self._party.feed, self.id, parent_id(parent, self._party.key)))
 
     def link(self, target: "ThinItem | ItemId", *, type: str = "link", **properties: Value) -> "ThinItem":
         """A typed edge to another item, itself an item."""
@@ -99,11 +114,12 @@ class ThinItem:
         return made
 
     def _write(self, operation: Operation) -> None:
-        party = self._party
+        party, before = self._party, self._state
         party.publish([operation])
-        after, exact = Overlay(party.key, party.feed, [operation]).apply(self.id, self._state)
+        after, exact = Overlay(party.key, party.feed, [operation]).apply(self.id, before)
         if exact and after is not None:
-            self._state = after
+            party.changes(self, before)
+            self._shown = after
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ThinItem) and other.id == self.id and other._party.key == self._party.key
@@ -112,6 +128,8 @@ class ThinItem:
         return hash((self._party.key, self.id))
 
     def __repr__(self) -> str:
+        if self._shown is None:
+            return f"<item {item_text(self.id)[:8]}: not here>"
         return f"<{self.type or self.model} {item_text(self.id)[:8]}{' deleted' if self.deleted else ''}>"
 
 
@@ -250,6 +268,13 @@ class ThinLog(ThinItem):
         """Append a post; `reply_to` is the id of another."""
         answered = None if reply_to is None else operations.parse_post(reply_to)
         self._write(operations.post(self._party.feed, self.id, plain_value(body), answered))
+
+
+def parent_id(parent: Any, party: PartyKey) -> ItemId | None:
+    """The id of a home; None is the party's own."""
+    if parent is not None and not isinstance(parent, ThinItem):
+        raise UsageError(f"a parent is an item, not {kind_of(parent)}", next_step="party.get(...) gives one for an id.")
+    return None if parent is None else parent.id_in(party)
 
 
 KINDS: dict[str, type[ThinItem]] = {PROPERTY_SET: ThinProperties, TEXT: ThinText, LIST: ThinList, LOG: ThinLog}

@@ -35,7 +35,7 @@ from echostore.kernel.values import Reference, Value, kind_of
 from echostore.thin import operations
 from echostore.thin.answers import Answer, Answers
 from echostore.thin.driver import HOME, Driver
-from echostore.thin.items import KINDS, ThinItem, plain_value
+from echostore.thin.items import KINDS, ThinItem, parent_id, plain_value
 from echostore.thin.link import capability_bytes
 from echostore.thin.operations import PROPERTY_SET, Operation
 from echostore.thin.overlay import Overlay
@@ -191,22 +191,23 @@ class ThinParty:
         """A new item; its id is from the arc, so that it may be edited and linked before the root has it."""
         if properties and model != PROPERTY_SET:
             raise UsageError(f"a {model} has no properties", next_step="Create it first, then write into it.")
-        where = None if parent is None else parent.id
+        where = parent_id(parent, self.key)
         item = self._new_item()
         written = [operations.create(self.feed, item, model, type, parent=where)]
         return self._made(item, written, properties)
 
     def link(self, source: ThinItem, target: "ThinItem | ItemId", *, type: str = "link", **properties: Value) -> Any:
         """A typed edge between two items, itself an item."""
-        item, ends = self._new_item(), (source.id, item_of(target))
+        ends = (source.id_in(self.key), item_of(target))
+        item = self._new_item()
         written = [operations.create(self.feed, item, PROPERTY_SET, type, ends=ends)]
         return self._made(item, written, properties)
 
     def publish(self, ops: Sequence[Operation]) -> Receipt | None:
         """Write operations as one batch; inside `batch()` they join it, and there is no receipt yet."""
-        batch: list[Operation] | None = getattr(self._open, "batch", None)
+        batch = self._batch
         if batch is not None:
-            batch.extend(ops)
+            batch.operations.extend(ops)
             return None
         published = self.driver.publish(ops)
         return Receipt(self, published.arc, published.number)
@@ -214,17 +215,31 @@ class ThinParty:
     @contextmanager
     def batch(self) -> Iterator[None]:
         """All that this thread writes inside is one batch: applied together, or not at all if it ends in an error."""
-        if getattr(self._open, "batch", None) is not None:
+        if self._batch is not None:
             yield
             return
-        self._open.batch = []
+        batch = self._open.batch = OpenBatch()
         try:
-            yield
-            written = self._open.batch
-        finally:
-            del self._open.batch
-        if written:
-            self.driver.publish(written)
+            try:
+                yield
+            finally:
+                del self._open.batch
+            if batch.operations:
+                self.driver.publish(batch.operations)
+        except BaseException:
+            batch.roll_back()
+            raise
+
+    @property
+    def _batch(self) -> "OpenBatch | None":
+        """The open batch of this thread."""
+        found: OpenBatch | None = getattr(self._open, "batch", None)
+        return found
+
+    def changes(self, handle: ThinItem, before: IndexItem | None) -> None:
+        """A handle is about to show something else: should the open batch fail, it shows `before` again."""
+        if self._batch is not None:
+            self._batch.shown.setdefault(id(handle), (handle, before))
 
     def rejected(self) -> list[Rejection]:
         """Own operations that have no effect, with their reasons; the newest thousand. Also those that had one at first,
@@ -453,7 +468,21 @@ class ThinParty:
         self.publish(written)
         state, _ = Overlay(self.key, self.feed, written).apply(item, None)
         assert state is not None, "it was made by the first operation"
-        return self.handle(state)
+        handle = self.handle(state)
+        self.changes(handle, None)
+        return handle
+
+
+class OpenBatch:
+    """What a thread has written in its open batch, and what the handles it wrote through showed before."""
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+        self.shown: dict[int, tuple[ThinItem, IndexItem | None]] = {}
+
+    def roll_back(self) -> None:
+        for handle, before in self.shown.values():
+            handle.roll_back(before)
 
 
 class Transaction:
@@ -479,7 +508,7 @@ class Transaction:
 def item_of(value: Any) -> ItemId:
     """The item that a handle, a reference, an id or its text names."""
     if isinstance(value, ThinItem):
-        return value.id
+        return value.reference.item
     if isinstance(value, Reference):
         return value.item
     if isinstance(value, bytes) and len(value) == ITEM_ID_BYTES:
