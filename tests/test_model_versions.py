@@ -318,9 +318,9 @@ def test_a_model_that_raises_takes_only_its_own_item_out(pair: tuple[Party, Part
 
 def test_a_failing_item_is_still_failing_and_whole_after_a_restart(tmp_path: Path) -> None:
     with open_quiet(tmp_path / "laptop") as peer:
-        peer.models.register(Fragile)
+        peer.models.register(Sturdy)
         party = peer.create_party("x")
-        item = party.create(Fragile)
+        item = party.create(Sturdy)
         item.apply(7)
         cid = party.snapshot().cid
     with open_quiet(tmp_path / "laptop") as peer:

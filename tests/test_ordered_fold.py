@@ -209,8 +209,10 @@ def test_an_operation_that_can_not_be_read_or_is_refused_changes_nothing_and_say
     ):
         model.apply(operation, stamp, 0)
     assert model.value() == [["a", 0], ["b", 3]]
-    assert sorted(model.refused) == stamps[1:3]
-    assert "not today" in model.refused[stamps[2]]
+    refusals = model.refusals()
+    assert sorted(refusals) == stamps[1:3]
+    assert refusals[stamps[1]].reason is Reason.MALFORMED
+    assert "not today" in refusals[stamps[2]].detail
     assert len(model.operations) == 4
 
 

@@ -383,7 +383,7 @@ def test_undo_of_a_create_that_others_wrote_to_hides_it_and_redo_shows_their_wor
     assert circle.get("ann", made).to_dict() == {"n": 1, "bob": 1}
 
 
-def test_undo_passes_over_operations_of_custom_models(desk: Desk) -> None:
+def test_undo_of_an_operation_of_a_custom_model_is_refused_and_changes_nothing(desk: Desk) -> None:
     class Counter:
         name, version = "counter", 1
 
@@ -401,11 +401,22 @@ def test_undo_passes_over_operations_of_custom_models(desk: Desk) -> None:
     note = desk.party.create(type="note", title="first")
     note["title"] = "second"
     counter.apply(3)
-    assert desk.party.undo()
-    assert (note["title"], counter.instance.count) == ("first", 3)
+    with pytest.raises(Refused, match="the model counter, which has no undo"):
+        desk.party.undo()
+    assert (note["title"], counter.instance.count, counter.deleted) == ("second", 3, False)
     with desk.party.batch():
         note["title"] = "third"
         counter.apply(1)
     with pytest.raises(Refused, match="can't be undone"):
         desk.party.undo()
     assert (note["title"], counter.instance.count) == ("third", 4)
+    note["title"] = "fourth"
+    assert desk.party.undo()
+    assert (note["title"], counter.instance.count) == ("third", 4)
+    with desk.party.batch():
+        other = desk.party.create("counter")
+        other.apply(5)
+    assert desk.party.undo()
+    assert other.deleted
+    assert desk.party.redo()
+    assert (other.deleted, other.value()) == (False, 5)

@@ -384,14 +384,16 @@ class CustomItem(Item):
         return isinstance(self._record().model, OrderedFold) and self._record().model.opaque
 
     def apply(self, operation: Value) -> None:
-        """Write one operation of the model."""
+        """Write one operation of the model. Refused with the model's reason when the model refuses it, ModelFailed when the
+        model raises anything else; nothing is written then."""
         plain = check_value(plain_references(self.party, operation), where="operation")
         if self.opaque:
             raise Refused(
                 f"the model {self.model}@{self.version} is not registered here",
                 next_step="Register its class with peer.models.register(...).",
             )
-        self._write(CUSTOM, value_bytes(plain))
+        with self.party.batch():  # a batch shows each operation to the model before it becomes a message
+            self._write(CUSTOM, value_bytes(plain))
 
     @property
     def instance(self) -> Any:

@@ -46,8 +46,7 @@ def fork_item(item: Item, version: int, convert: Convert | None = None) -> Item:
         with party.batch():
             made = _create(item, version)
             for operation in operations:
-                made.apply(operation)
-            _check_alive(made)
+                _apply(made, operation)
             _carry_over(item, made)
             party.link(item, made, type=FORKED_TO)
             item.delete()
@@ -119,10 +118,10 @@ def _create(item: Item, version: int) -> CustomItem:
     return made
 
 
-def _check_alive(made: CustomItem) -> None:
+def _apply(made: CustomItem, operation: Value) -> None:
     try:
-        made.value()
-    except ModelFailed as error:
+        made.apply(operation)
+    except (ModelFailed, Refused) as error:
         raise Refused(
             f"the new version can't take over: {error.what}", next_step="Give a `convert` that it understands."
         ) from error

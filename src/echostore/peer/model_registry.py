@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from echostore.kernel.errors import Corrupt, UsageError
 from echostore.kernel.ids import ItemId
+from echostore.kernel.items.operations import Reject
 from echostore.kernel.models.factory import ModelFactory
 from echostore.kernel.models.ordered_fold import CustomModel, OrderedFold
 from echostore.store.item_store import ItemStore
@@ -93,6 +94,20 @@ def revive(runtime: "PartyRuntime", factory: ModelFactory, name: str, version: i
         state.changed.add(item)
     if not runtime.in_batch:
         runtime.processor.finish()
+
+
+def model_rejects(runtime: "PartyRuntime", factory: PeerModels) -> list[Reject]:
+    """Operations that the registered models refuse or fail on, at the places where they stand now. Models that commute
+    refuse when an operation is applied, and are listed with the other rejects."""
+    commuting = set(factory.commuting)
+    found: list[Reject] = []
+    for name, version in factory.custom:
+        for item in _items_of(runtime, name, version) if f"{name}@{version}" not in commuting else ():
+            record = runtime.state.record(item)
+            if record is not None and isinstance(record.model, OrderedFold):
+                for stamp, refusal in record.model.refusals().items():
+                    found.append(Reject(stamp.feed, stamp.seq, stamp.position, refusal.reason, refusal.detail))
+    return found
 
 
 def _check_snapshotting(model: type[CustomModel]) -> None:

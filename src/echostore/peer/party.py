@@ -20,6 +20,7 @@ from echostore.peer.elsewhere import Elsewhere, HeldElsewhere
 from echostore.peer.item_kinds import HANDLES, CustomItem, PropertySetItem
 from echostore.peer.items import Item, plain_references
 from echostore.peer.live import LiveHub
+from echostore.peer.model_registry import model_rejects
 from echostore.peer.published_models import PublishedModel, publish_model, published_models
 from echostore.peer.query import Query, query_over
 from echostore.peer.receipts import Receipt
@@ -495,9 +496,10 @@ class Party(CapabilityIssuing):
         return party_status(self)
 
     def rejected(self) -> list[Reject]:
-        """Everything that did not enter the state, with its reason."""
+        """Everything that did not enter the state, with its reason; also operations that an application's model refuses."""
         with self.reading() as runtime:
-            return runtime.processor.rejects()
+            refused = model_rejects(runtime, self.peer.models) if not runtime.processor.closed else []
+            return sorted((*runtime.processor.rejects(), *refused))
 
     def revive(self, item: Any, *, dry_run: bool = False) -> "Revived":
         """Make an item anew that an epoch discarded, with what was written to it since; Compacted where nobody has it."""

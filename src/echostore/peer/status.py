@@ -155,7 +155,7 @@ def party_status(party: "Party") -> PartyStatus:
             title=party.title,
             feeds=rows,
             items=0 if processor.closed else sum(not runtime.source.is_system(item) for item in runtime.all_items()),
-            rejected=len(processor.rejects()),
+            rejected=len(party.rejected()),
             unshared=unshared,
             writable=runtime.takes_writes,
             failure=str(runtime.failure or ""),

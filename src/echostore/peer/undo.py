@@ -9,6 +9,9 @@ read off the own feed after a restart:
 Of property sets it puts this feed's own entries back, so the best remaining write wins and nobody else's work is
 erased. Created items are deleted, posts retracted, moved items moved back. Edits of texts and lists are reversed around
 what others did since; what an earlier undo put back counts as what it once was (`kernel.models.stand_ins`).
+
+An application's own models have no undo: undoing a message with one of their operations is refused, and the messages
+before it stay as they are. Operations on an item that the same message created need none: the item is deleted.
 """
 
 from dataclasses import dataclass
@@ -103,8 +106,7 @@ def _take_back(runtime: PartyRuntime, seq: int, stacks: _Stacks) -> bool:
     assert own is not None
     length = own.cursor.length
     message = _own_message(runtime, seq)
-    if all(operation.field == CUSTOM for operation, _ in message):
-        return False  # models of an application's own have no undo: what was written before stays within reach
+    created = {operation.item for operation, _ in message if operation.field == GENESIS}
     properties: dict[Place, list[tuple[Operation, Stamp]]] = {}
     reversals: list[ItemOperation] = []
     with runtime.batch(undoes=seq):
@@ -114,7 +116,7 @@ def _take_back(runtime: PartyRuntime, seq: int, stacks: _Stacks) -> bool:
                 properties.setdefault((item, field), []).insert(0, (body, stamp))
             elif field in SEQUENCES:
                 _reverse_edits(runtime, operation, stacks)
-            else:
+            elif field != CUSTOM or item not in created:
                 reversals.extend(_reversal(runtime, operation, stamp))
         for place, operations in properties.items():
             reversals.extend(_restore_entries(runtime, place, operations, stacks))
@@ -229,7 +231,10 @@ def _reversal(runtime: PartyRuntime, operation: ItemOperation, stamp: Stamp) -> 
     if field == REFUSED:
         return []
     assert field == CUSTOM, field
-    raise Refused(f"an operation of the model {record.genesis.model} can't be undone")
+    raise Refused(
+        f"the last change can't be undone: it holds an operation of the model {record.genesis.model}, which has no undo",
+        next_step="Apply an operation that reverses it, or change the items by hand.",
+    )
 
 
 def _placement_back(runtime: PartyRuntime, item: ItemId, body: Any, stamp: Stamp) -> tuple[int, ItemId | None] | None:

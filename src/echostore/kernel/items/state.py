@@ -164,9 +164,13 @@ class PartyState:
                 self.wanted.add(refusal.item)
 
     def apply_own(self, operation: ItemOperation, stamp: Stamp, time_ms: int, writer: WriterRole) -> set[ItemId]:
-        """Show one operation of a message that this device is still writing; OperationRefused when it can't be.
-        Returns what it touched."""
+        """Show one operation of a message that this device is still writing; OperationRefused when it can't be, ModelFailed
+        when an application's model raises. Returns what it touched."""
         self._apply_one(operation, stamp, time_ms, writer, own=True)
+        if operation.field == CUSTOM:
+            model = self.records[operation.item].model
+            if isinstance(model, OrderedFold):
+                model.confirm(stamp)
         return self.settle() | {operation.item}
 
     def stamp_edits(

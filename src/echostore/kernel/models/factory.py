@@ -52,6 +52,11 @@ class ModelFactory:
         self._custom[key] = model
         return model
 
+    @property
+    def custom(self) -> list[tuple[str, int]]:
+        """The registered models of applications."""
+        return sorted(self._custom)
+
     def known(self, name: str, version: int) -> bool:
         return (name, version) in BASE_MODELS or (name, version) in self._custom
 

@@ -3,7 +3,7 @@
 This is how an application's own model gets the laws for free: its operations are kept as a list sorted by stamp, the
 list is the snapshot, and the model itself is a plain object to which they are applied in that order. A late operation
 that sorts before others makes the next read replay. An operation that can't be decoded, or that the model refuses at
-its place, stays in the list and changes nothing; `refused` says why. A model that is not registered here (`Unknown`) is the same list
+its place, stays in the list and changes nothing; `refusals` says why. A model that is not registered here (`Unknown`) is the same list
 without the object: kept byte for byte, replicated, snapshotted, and revived once the model is registered.
 
 A model that promises to commute and writes its own snapshot is held by `CommutingFold` instead. Whatever a model does,
@@ -11,7 +11,7 @@ it has a budget of steps for it (`step_budget`).
 """
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from echostore.kernel.errors import ModelFailed
@@ -68,10 +68,10 @@ class OrderedFold:
         "_folded",
         "_instance",
         "_make",
+        "_refused",
         "item",
         "name",
         "operations",
-        "refused",
         "version",
     )
 
@@ -92,7 +92,7 @@ class OrderedFold:
         self._folded = 0
         self._failed = -1
         self._failure: BaseException | None = None  # of the operation numbered `_failed`
-        self.refused: dict[Stamp, str] = {}
+        self._refused: dict[Stamp, OperationRefused] = {}
 
     @property
     def opaque(self) -> bool:
@@ -110,6 +110,34 @@ class OrderedFold:
             self._instance, self._folded = None, 0
         if at <= self._failed:
             self._failure = None  # the operation that failed may not be the same any more
+
+    def confirm(self, stamp: Stamp) -> None:
+        """Run the model on an operation that this device is writing. One that it refuses (OperationRefused) or fails on
+        (ModelFailed) raises, and is taken out of the list again."""
+        if self._make is None:
+            return
+        try:
+            self.instance()
+            if stamp in self._refused:
+                raise self._refused[stamp]
+        except (OperationRefused, ModelFailed):
+            self._withdraw(stamp)
+            raise
+
+    def _withdraw(self, stamp: Stamp) -> None:
+        self.operations = [kept for kept in self.operations if kept.stamp != stamp]
+        self._instance, self._folded, self._failed, self._failure = None, 0, -1, None
+
+    def refusals(self) -> Mapping[Stamp, OperationRefused]:
+        """The operations that change nothing, with the reasons. When the model fails on one, that one is the last."""
+        if self._make is None:
+            return {}
+        try:
+            self.instance()
+        except ModelFailed as failure:
+            failed = OperationRefused(Reason.MODEL_FAILED, str(failure.__cause__ or self._failure))
+            return {**self._refused, self.operations[self._failed].stamp: failed} if self.operations else {}
+        return self._refused
 
     def value(self) -> Value:
         """The model's value; None for an unknown model; ModelFailed when the model raised."""
@@ -130,7 +158,7 @@ class OrderedFold:
         try:
             if self._instance is None:
                 self._folded = 0
-                self.refused.clear()
+                self._refused.clear()
                 with StepBudget():
                     self._instance = self._make()
             self._fold(self._instance)
@@ -150,14 +178,14 @@ class OrderedFold:
                     with StepBudget():
                         instance.apply(operation, kept.stamp)
                 except OperationRefused as refusal:
-                    self.refused[kept.stamp] = str(refusal)
+                    self._refused[kept.stamp] = OperationRefused(refusal.reason, refusal.detail)
             self._folded += 1
 
     def _decoded(self, kept: KeptOperation) -> Value:
         try:
             return self._decode(kept.operation)
         except ValueError as error:
-            self.refused[kept.stamp] = str(error)
+            self._refused[kept.stamp] = OperationRefused(Reason.MALFORMED, str(error))
             return _REFUSED
 
 
