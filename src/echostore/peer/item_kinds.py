@@ -17,6 +17,7 @@ from echostore.kernel.values import Reference, Value, check_path, check_value, k
 from echostore.peer import arguments
 from echostore.peer.items import Item, copied, plain_references
 from echostore.peer.pen import EDIT_CHARACTERS, EDITS_MAX, INSERT_BYTES_MAX, NO_PEN, Pen
+from echostore.wire.messages import check_custom_operation
 from echostore.wire.values import value_bytes
 
 T = TypeVar("T")
@@ -392,8 +393,10 @@ class CustomItem(Item):
                 f"the model {self.model}@{self.version} is not registered here",
                 next_step="Register its class with peer.models.register(...).",
             )
+        body = value_bytes(plain)
+        check_custom_operation(body)
         with self.party.batch():  # a batch shows each operation to the model before it becomes a message
-            self._write(CUSTOM, value_bytes(plain))
+            self._write(CUSTOM, body)
 
     @property
     def instance(self) -> Any:

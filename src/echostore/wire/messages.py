@@ -47,6 +47,16 @@ NAME_CHARACTERS_MAX = 256
 _NO_FEED = b""
 
 
+def check_custom_operation(body: bytes) -> None:
+    """TooLarge when an operation of an application's model does not fit a message."""
+    if len(body) > VALUE_BYTES_MAX:
+        raise TooLarge(
+            f"an operation of {len(body)} bytes; a model's own operation has at most {VALUE_BYTES_MAX}",
+            unchanged="Nothing was written.",
+            next_step="Split it, or keep large content as a blob and refer to it.",
+        )
+
+
 def encode_operation(writer: FeedId, operation: ItemOperation) -> pb.Operation:
     """One operation as a message of the schema."""
     item, field, body = operation
@@ -62,12 +72,7 @@ def encode_operation(writer: FeedId, operation: ItemOperation) -> pb.Operation:
         kind, parent = body
         message.placement.CopyFrom(pb.Placement(kind=kind, parent=parent or b""))
     elif field == CUSTOM:
-        if len(body) > VALUE_BYTES_MAX:
-            raise TooLarge(
-                f"an operation of {len(body)} bytes; a model's own operation has at most {VALUE_BYTES_MAX}",
-                unchanged="Nothing was written.",
-                next_step="Split it, or keep large content as a blob and refer to it.",
-            )
+        check_custom_operation(body)
         message.custom = body
     elif field == "property-set":
         message.property_set.CopyFrom(property_set.encode_operation(body))
