@@ -720,6 +720,7 @@ def test_the_same_for_asyncio(server: ThinServer) -> None:
         async with aio.connect(server.url, capability()) as party:
             query = party.query(type="task").order_by("title")
             assert [each["title"] for each in await query.all()] == ["a"]
+            assert [each["title"] async for each in query] == ["a"]
             watch = query.watch()
             coming = asyncio.ensure_future(watch.__anext__())
             await asyncio.sleep(0)

@@ -13,15 +13,20 @@
 Every expression that starts at an object is a plan; `await` carries it out in a worker thread, as a whole, so that a
 chain of calls is one trip and the loop is never held up. What a plan gives is handed over as it is, objects of the peer
 wrapped again. Inside `async with party.batch()` the task has a thread of its own, because a batch belongs to a thread.
+
+A call that nobody awaits is not carried out: it warns (RuntimeWarning, with its line), as a coroutine does. What Python
+can't await raises at once and names the awaited form: assignments, `in`, `len`, plain `for`, the truth of a plan.
 """
 
 import asyncio
 import os
+import sys
+import warnings
 from collections.abc import AsyncIterator, Callable, Generator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextvars import ContextVar, Token
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from echostore.kernel.errors import UsageError
 from echostore.peer.attached import SLICE_S, Remote, RemoteSubscription
@@ -90,23 +95,35 @@ class Opening:
 class Plan:
     """An object of a peer and what to do with it. Without steps it is the object itself."""
 
-    __slots__ = ("_context", "_steps", "_target", "_workers")
+    __slots__ = ("_called_at", "_context", "_name", "_steps", "_target", "_workers")
 
-    def __init__(self, workers: _Workers, target: Any, steps: tuple[Callable[[Any], Any], ...]) -> None:
+    def __init__(
+        self,
+        workers: _Workers,
+        target: Any,
+        steps: tuple[Callable[[Any], Any], ...],
+        *,
+        name: str = "",
+        called_at: tuple[str, str, int] | None = None,
+    ) -> None:
         self._workers, self._target, self._steps = workers, target, steps
+        self._name = name
+        """Of the attribute that was asked for last."""
         self._context: _Entered | None = None
+        self._called_at = called_at
+        """Of a call that is not awaited yet: its name, file and line."""
 
     # building
 
     def __getattr__(self, name: str) -> "Plan":
         if name.startswith("_"):
             raise AttributeError(name)
-        return self._then(lambda value: getattr(value, name))
+        return self._then(lambda value: getattr(value, name), name=name)
 
     def __call__(self, *positional: Any, **named: Any) -> "Plan":
         plain = [_plain(each) for each in positional]
         plain_named = {key: _plain(each) for key, each in named.items()}
-        return self._then(lambda value: value(*plain, **plain_named))
+        return self._call(lambda value: value(*plain, **plain_named), self._name or "a call")
 
     def __getitem__(self, key: Any) -> "Plan":
         return self._then(lambda value: value[key])
@@ -114,18 +131,60 @@ class Plan:
     def set(self, key: Any, value: Any) -> "Plan":
         """`await task.set("done", True)` is `task["done"] = True`."""
         given = _plain(value)
-        return self._then(lambda target: target.__setitem__(key, given))
+        return self._call(lambda target: target.__setitem__(key, given), "set")
 
     def unset(self, key: Any) -> "Plan":
         """`await task.unset("done")` is `del task["done"]`."""
-        return self._then(lambda target: target.__delitem__(key))
+        return self._call(lambda target: target.__delitem__(key), "unset")
 
-    def _then(self, step: Callable[[Any], Any]) -> "Plan":
-        return Plan(self._workers, self._target, (*self._steps, step))
+    def _then(
+        self, step: Callable[[Any], Any], *, name: str = "", called_at: tuple[str, str, int] | None = None
+    ) -> "Plan":
+        self._called_at = None  # it is part of a longer plan now
+        return Plan(self._workers, self._target, (*self._steps, step), name=name, called_at=called_at)
+
+    def _call(self, step: Callable[[Any], Any], name: str) -> "Plan":
+        caller = sys._getframe(2)
+        return self._then(step, called_at=(name, caller.f_code.co_filename, caller.f_lineno))
+
+    def __del__(self) -> None:
+        if self._called_at is not None and not sys.is_finalizing():
+            name, file, line = self._called_at
+            text = f"{type(self._target).__name__}: {name}(...) was never awaited, so nothing was done"
+            warnings.warn_explicit(text, RuntimeWarning, file, line, source=self)
+
+    # what can't be awaited
+
+    def __setitem__(self, key: Any, value: Any) -> NoReturn:
+        raise UsageError("an assignment can't be awaited", next_step=f"Write `await item.set({key!r}, ...)`.")
+
+    def __delitem__(self, key: Any) -> NoReturn:
+        raise UsageError("`del` can't be awaited", next_step=f"Write `await item.unset({key!r})`.")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in Plan.__slots__:
+            raise UsageError(f"the assignment of {name} can't be awaited", next_step="Call a method and await it.")
+        object.__setattr__(self, name, value)
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError("this iterates by `async for`, or over what an `await` returns")
+
+    def __contains__(self, value: Any) -> NoReturn:
+        raise TypeError("`in` can't be awaited: await the value, then look into it")
+
+    def __len__(self) -> NoReturn:
+        raise TypeError("`len` can't be awaited: await the value, or its count()")
+
+    def __bool__(self) -> bool:
+        if self._steps:
+            self._called_at = None
+            raise TypeError("the plan is not carried out yet: await it, then look at the result")
+        return True
 
     # carrying out
 
     def __await__(self) -> Generator[Any, None, Any]:
+        self._called_at = None
         return self._carry_out().__await__()
 
     async def _carry_out(self) -> Any:
@@ -139,6 +198,7 @@ class Plan:
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         """What the plan gives, piece by piece; changes of a watch as they come."""
+        self._called_at = None
         found = await self._workers.run(lambda: _iterable(self._value()))
         if isinstance(found, Watch):
             async for change in self._changes(found):
@@ -167,6 +227,7 @@ class Plan:
     # contexts
 
     async def __aenter__(self) -> Any:
+        self._called_at = None
         self._context = _Entered(self._workers, _batch_thread.get())
         return _wrapped(self._workers, await self._context.enter(self._value))
 
@@ -220,7 +281,8 @@ def _plain(value: Any) -> Any:
     """What the peer is given: objects without their wrapping."""
     if isinstance(value, Plan):
         if value._steps:
-            raise UsageError("an argument is not carried out yet", next_step="Await it first, and pass the result.")
+            value._called_at = None
+            raise UsageError("an argument is an unawaited operation", next_step="Await it first, and pass the result.")
         return value._target
     if isinstance(value, (list, tuple)):
         return type(value)(_plain(each) for each in value)

@@ -183,6 +183,10 @@ class AioQuery:
             except TimeoutError:
                 raise party.answers.too_late() from None
 
+    async def __aiter__(self) -> AsyncIterator[ThinItem]:
+        for item in await self.all():
+            yield item
+
     async def first(self) -> ThinItem | None:
         return next(iter(await self.all()), None)
 
