@@ -15,6 +15,7 @@ import echostore
 from cli_process import Cli
 from echostore.kernel.errors import NotFound, Refused, UsageError
 from echostore.kernel.ids import DeviceKey, PartyKey
+from echostore.kernel.party.credentials import CapabilityRevoke
 from echostore.kernel.query.spec import QuerySpec
 from echostore.peer import coherence_service
 from echostore.peer.party import Party
@@ -143,7 +144,7 @@ def test_issued_listed_revoked_and_kept(tmp_path: Path) -> None:
         kept = party.capabilities.issued()
         assert [(each.id, each.revoked_ms is None) for each in kept] == [(one.id, False), (two.id, True)]
         assert kept[0].text == one.text
-        assert party.capabilities.revoked() == sorted([bytes.fromhex(one.id), bytes.fromhex(stranger)])
+        assert party.capabilities.revoked() == sorted([bytes.fromhex(one.id) + peer.device, bytes.fromhex(stranger)])
         assert party.capabilities.why_not(read_capability(capability_from_text(one.text))) == "revoked"
         assert party.capabilities.why_not(read_capability(capability_from_text(two.text))) is None
 
@@ -188,6 +189,56 @@ def test_a_revoked_capability_is_cut_off_at_once_and_no_other(
             ThinClient(url, bad.text).open()
         assert len(stays.want(stays.spec(QuerySpec.start("task")))) == 1
         assert peer.thin_services[0].refusals() == {"revoked": 3}
+
+
+def test_what_one_peer_revoked_no_other_peer_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coherence_service, "SWEEP_S", 3600.0)
+    with peers(tmp_path, "one", "two") as (one, two):
+        party = one.create_party("Thin")
+        theirs = invited(one, party, two)
+        bad, good = party.capability(write="*"), party.capability(write="*")
+        url = two.serve_thin("127.0.0.1:0")
+        with ThinClient(url, good.text) as stays:
+            client = ThinClient(url, bad.text).open()
+            client.create("task", n=1)
+            client.settle()
+            party.capabilities.revoke(bad.id)
+            closed = client.until_closed()
+            assert (closed.code, closed.reason) == (4401, "revoked")
+            stays.create("task", n=2)
+            stays.settle()
+        assert theirs.query("task").count() == 2
+        assert party.members.why(bad.id)[0].act == "CapabilityRevoke"
+    with echostore.open(tmp_path / "two") as two, pytest.raises(Closed, match="4401 revoked"):
+        ThinClient(two.serve_thin("127.0.0.1:0"), bad.text).open()
+
+
+def test_who_may_revoke_what(tmp_path: Path) -> None:
+    with peers(tmp_path, "owner", "guest") as (owner, guest):
+        party = owner.create_party("Thin")
+        theirs = invited(owner, party, guest, "reader")
+        mine, own = party.capability(), theirs.capability()
+        with pytest.raises(Refused):
+            theirs.capabilities.revoke(mine.id)  # a reader names no other's capability
+        lie = CapabilityRevoke(bytes.fromhex(mine.id), DeviceKey(guest.device))
+        theirs.members.issue_claim(lie)  # it speaks of another capability, which is the guest's to revoke
+        theirs.capabilities.revoke(own.id)
+        grants = [read_capability(capability_from_text(each.text)) for each in (mine, own)]
+        until(lambda: party.capabilities.why_not(grants[1]) == "revoked")
+        assert party.capabilities.why_not(grants[0]) is None
+        another = theirs.capability()
+        party.capabilities.revoke(another.id)  # an admin, whoever issued it
+        until(lambda: theirs.capabilities.issued()[-1].revoked_ms is not None)
+
+
+def test_a_capability_of_a_light_weight_party_is_revoked_above_it(peer: Peer, party: Party) -> None:
+    child = peer.create_child(party, "Below")
+    capability = child.capability()
+    grants = read_capability(capability_from_text(capability.text))
+    client = ThinClient(peer.serve_thin("127.0.0.1:0"), capability.text).open()
+    child.capabilities.revoke(capability.id)
+    assert client.until_closed().reason == "revoked"
+    assert child.capabilities.why_not(grants) == "revoked"
 
 
 def test_a_capability_ends(tmp_path: Path) -> None:

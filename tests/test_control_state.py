@@ -12,6 +12,7 @@ from echostore.kernel.party.compaction import compact, compact_from, is_closed
 from echostore.kernel.party.control_state import ControlState
 from echostore.kernel.party.control_trust import left_out
 from echostore.kernel.party.credentials import (
+    CapabilityRevoke,
     ChildParty,
     ControlMessage,
     DeviceRevoke,
@@ -164,6 +165,7 @@ def facts(machine: PartyMachine, state: ControlState) -> dict[str, object]:
         "devices": machine.devices,
         "groups": machine.groups,
         "policy": machine.policy,
+        "revoked": machine.revoked_capabilities,
         "children": machine.children,
         "invitations": machine.invitations,
         "models": machine.models,
@@ -269,6 +271,8 @@ def parties_with_epochs(draw: st.DrawFn) -> Story:
                         ForkEvidence(ForkProof(PARTY, feed("dan"), 1, NO_LINK, (), head, (), head)),
                         Policy((("epoch.declarers", b"elect"),)),
                         Invitation(b"key", Role.EDITOR),
+                        CapabilityRevoke(b"capability", device(f"{name}.d")),
+                        CapabilityRevoke(b"capability"),
                         ChildParty(CHILD),
                         Profile("p"),
                     ]

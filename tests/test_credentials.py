@@ -23,6 +23,7 @@ from echostore.kernel.ids import (
 from echostore.kernel.party.credentials import (
     AdoptLocal,
     Assertion,
+    CapabilityRevoke,
     ChildParty,
     Claim,
     ControlMessage,
@@ -128,6 +129,8 @@ EVERY_ASSERTION: list[Assertion] = [
     FeedRetire(feed("a"), 4),
     Invitation(bytes(32), Role.ADMIN, 99, 3),
     InvitationCancel(bytes(32)),
+    CapabilityRevoke(bytes(16), DEVICE, 99),
+    CapabilityRevoke(bytes(16)),
     GroupAdmit(person("family"), "family", Role.EDITOR, tuple(sorted((person("bob"), person("cyd"))))),
     ChildParty(CHILD, "chess"),
     with_adoption_proof(AdoptLocal(IDENTITY, DEVICE, "Ann"), PARTY, ANN),

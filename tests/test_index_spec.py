@@ -27,7 +27,7 @@ from echostore.wire.index_spec import (
     index_value,
     patched,
     revocations_value,
-    revoked_ids,
+    revoked_names,
 )
 from echostore.wire.leaf_operations import (
     BEFORE_CHARACTERS_MAX,
@@ -113,7 +113,7 @@ def test_no_bytes_do_more_than_being_refused(data: bytes) -> None:
         lambda: index_items(IndexValue(data)),
         lambda: patched(value, Patch(data)),
         lambda: read_delta(data),
-        lambda: revoked_ids(IndexValue(data)),
+        lambda: revoked_names(IndexValue(data)),
     ):
         try:
             read()  # type: ignore[no-untyped-call]
@@ -194,8 +194,8 @@ def test_what_is_worked_out_once_serves_until_the_next_tick() -> None:
 def test_values_of_another_kind_are_told_whole() -> None:
     items = value_of([(1, "", False)])
     services = IndexValue(b"00 1.2 6162 63\n01 2 61 62")
-    revoked = revocations_value([b"b" * 16, b"a" * 16, b"b" * 16])
-    assert revoked_ids(revoked) == {b"a" * 16, b"b" * 16}
+    revoked = revocations_value([b"b" * 16, b"a" * 48, b"b" * 16])
+    assert revoked_names(revoked) == {b"a" * 48, b"b" * 16}
     codec = IndexCodec()
     for old, new in ((items, services), (services, items), (items, revoked), (revoked, items)):
         assert codec.diff(old, new) is None

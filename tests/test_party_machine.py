@@ -14,6 +14,7 @@ from echostore.kernel.party.admission import Interval
 from echostore.kernel.party.credentials import (
     AdoptLocal,
     Assertion,
+    CapabilityRevoke,
     ChildParty,
     ControlMessage,
     DeviceAdmit,
@@ -70,7 +71,8 @@ def facts(machine: PartyMachine) -> tuple[object, ...]:
     """All that two peers with the same messages must agree on."""
     admissions = [machine.admission(child) for child in (None, CHILD)]
     digests = tuple((admission.digest, frozenset(admission.void)) for admission in admissions)
-    return (digests, machine.rejected, machine.members, machine.devices, machine.groups, machine.policy, machine.feeds)
+    people = (machine.members, machine.devices, machine.groups, machine.revoked_capabilities)
+    return (digests, machine.rejected, people, machine.policy, machine.feeds)
 
 
 def check(story: Story) -> PartyMachine:
@@ -205,6 +207,12 @@ def test_a_genesis_not_signed_by_the_party_key_is_refused() -> None:
         (Role.ADMIN, Invitation(b"k", Role.OWNER), Reason.NOT_AUTHORISED),
         (Role.ADMIN, InvitationCancel(b"nothing"), Reason.SUBJECT_UNKNOWN),
         (Role.EDITOR, Policy((("a", b"b"),)), Reason.NOT_AUTHORISED),
+        (Role.READER, CapabilityRevoke(b"c", device("bob.d")), None),
+        (Role.EDITOR, CapabilityRevoke(b"c", device("eddy.d")), Reason.NOT_AUTHORISED),
+        (Role.EDITOR, CapabilityRevoke(b"c"), Reason.NOT_AUTHORISED),
+        (Role.EDITOR, CapabilityRevoke(b"c", device("nobody.d")), Reason.NOT_AUTHORISED),
+        (Role.ADMIN, CapabilityRevoke(b"c", device("eddy.d")), None),
+        (Role.ADMIN, CapabilityRevoke(b"c"), None),
         (Role.EDITOR, ModelPublish("m", 1, b"d", b"h"), Reason.NOT_AUTHORISED),
         (Role.ADMIN, ModelPublish("m", 1, b"d", b"h"), None),
         (Role.EDITOR, EPOCH, Reason.NOT_AUTHORISED),
@@ -287,6 +295,21 @@ def test_invitations_are_cancelled_by_their_issuer_or_an_admin() -> None:
         (b"one", True),
         (b"two", False),
     ]
+
+
+def test_a_device_that_was_revoked_does_not_keep_its_capabilities() -> None:
+    story = team("bob", role=Role.EDITOR)
+    story.say("bob", DeviceAdmit(person("bob"), device("bob.2")))
+    story.say("bob", DeviceRevoke(person("bob"), device("bob.2")))
+    said = story.say("bob", CapabilityRevoke(b"c", device("bob.2"), 7), CapabilityRevoke(b"c", device("bob.2"), 9))
+    machine = check(story)
+    assert verdict(machine, said) is None
+    assert [(each.id, each.issuer, each.expires_ms) for each in machine.revoked_capabilities] == [
+        (b"c", device("bob.2"), 7)
+    ]
+    step = next(each for each in machine.why(b"c"))
+    assert (step.act, step.reason) == ("CapabilityRevoke", None)
+    assert "own devices issued" in step.detail
 
 
 # --- conflicts ----------------------------------------------------------------------------------------------------
@@ -1002,6 +1025,8 @@ ASSERTIONS: st.SearchStrategy[Assertion] = st.one_of(
     ),
     st.builds(lambda name, seq: fork(name, seq), st.sampled_from(["bob", "bob.data", "cyd"]), st.integers(0, 3)),
     st.just(ChildParty(CHILD)),
+    st.builds(lambda name: CapabilityRevoke(b"c", device(f"{name}.d")), NAMES),
+    st.just(CapabilityRevoke(b"c")),
     st.just(Profile("p")),
     st.just(EPOCH),
     st.sampled_from([Policy((("epoch.declarers", value),)) for value in (b"elect", b"admins", person("cyd"))]),

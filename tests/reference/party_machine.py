@@ -11,6 +11,7 @@ from typing import Any
 from echostore.kernel.ids import FeedKey, PartyKey
 from echostore.kernel.party.credentials import (
     AdoptLocal,
+    CapabilityRevoke,
     ChildParty,
     Claim,
     ControlMessage,
@@ -410,6 +411,9 @@ class Reference:
             return role >= ADMIN and not again
         if isinstance(said, Policy):
             return role >= ADMIN
+        if isinstance(said, CapabilityRevoke):
+            own = said.issuer is not None and self._device_known(me, said.issuer, among)
+            return own or role >= ADMIN
         return True
 
     def _may_change(self, said: RoleChange | MemberRemove, me: bytes, role: int, among: set[Fact]) -> bool:

@@ -39,6 +39,7 @@ def issue(
     read: tuple[str, ...] = (),
     write: tuple[str, ...] = (),
     messages: Annotated[bool, FLAG] = False,
+    edge: Annotated[bool, FLAG] = False,
     for_: str = "30d",
     holder: str | None = None,
     name: str = "",
@@ -56,6 +57,8 @@ def issue(
         A type of items that may be made and changed; several times for several, * for all. Without it, none.
     messages
         Whether the client may send messages to others and offer services.
+    edge
+        Whether it is for `echostore edge`: to pass on what other clients read and write, each by its own capability.
     for_
         How long it lasts, like 12h or 30d.
     holder
@@ -69,6 +72,7 @@ def issue(
             read=read or "*",
             write=write,
             messages=messages,
+            edge=edge,
             expires_s=parse_span(for_),
             holder=None if holder is None else _key(holder),
             name=name,
@@ -96,12 +100,12 @@ def list_(*, options: ListingInParty = LISTING_IN_PARTY) -> None:
     )
 )
 def revoke(capability: str, /, *, options: InParty = IN_PARTY) -> None:
-    """Take a capability back, for good. Clients that are connected by it are cut off at once.
+    """Take a capability back, for good. Clients that are connected by it are cut off, here and at every peer and edge.
 
     Parameters
     ----------
     capability
-        Its id, or enough of it; of one that another member issued, the whole id.
+        Its id, or enough of it; of one that another device issued, the whole id, and the role of an admin.
     """
     output = Output.of(options)
     with writing(options) as peer:
@@ -128,6 +132,7 @@ def _fields(issued: "IssuedCapability") -> dict[str, Any]:
         "read": list(issued.read),
         "write": list(issued.write),
         "messages": issued.messages,
+        "edge": issued.edge,
         "holder": issued.holder or None,
         "state": over,
         "issued_ms": issued.issued_ms,

@@ -30,6 +30,7 @@ LINK_BYTES = 32
 LINK_PREFIX_BYTES = 16
 """A dependency names 128 bits of the link: enough that nobody finds a second block with the same prefix."""
 ITEM_ID_BYTES = 16
+CAPABILITY_ID_BYTES = 16
 POSITION_BITS = 16
 ARC_BIT = 1 << 63
 

@@ -77,7 +77,7 @@ from echostore.wire.index_spec import (
     MalformedIndex,
     index_items,
     index_query,
-    revoked_ids,
+    revoked_names,
 )
 from echostore.wire.signing import SigningKey
 from echostore.wire.sync import MalformedFrame
@@ -318,7 +318,7 @@ class EdgeNode:
         if version is None:
             return
         try:
-            revoked = revoked_ids(version.value)
+            revoked = revoked_names(version.value)
         except MalformedIndex:
             self._count("malformed-from-above")
             return
@@ -337,7 +337,7 @@ class EdgeNode:
     def _why_not(self, grants: Grants) -> str | None:
         if grants.expires_ms <= self._now_ms():
             return "expired"
-        if self._revoked is not None and grants.id in self._revoked:
+        if self._revoked is not None and (grants.name in self._revoked or grants.id in self._revoked):
             return "revoked"
         return None
 

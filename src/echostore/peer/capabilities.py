@@ -2,22 +2,24 @@
 
     issued = party.capability(read=["task"], write=["task"], expires_s=3600)     issued.text goes to the client
     party.capabilities.issued()
-    party.capabilities.revoke(issued.id)           takes effect at once, wherever its holders are connected here
+    party.capabilities.revoke(issued.id)           takes effect here at once, and at every root and edge that hears of it
 
-Issued and revoked ones are kept in the party's feeds.db, so that a revocation outlives every crash that its effect
-outlives. A capability is worth what its issuer may do: when the issuer is removed, it is worth nothing.
+Issued ones are kept in the party's feeds.db. A revocation is a credential on the control feed (`CapabilityRevoke`): it
+reaches every peer of the party as members and roles do, and counts for good. A capability is worth what its issuer may
+do: when the issuer is removed, it is worth nothing.
 """
 
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
 from echostore.kernel.errors import Corrupt, NotFound, Refused, UsageError
-from echostore.kernel.ids import DeviceKey
-from echostore.kernel.party.credentials import Role
+from echostore.kernel.ids import CAPABILITY_ID_BYTES, DeviceKey
+from echostore.kernel.party.credentials import CapabilityRevoke, Role
+from echostore.kernel.party.roster import RevokedCapability
 from echostore.peer import arguments
 from echostore.wire.capabilities import (
     ANY_TYPE,
@@ -27,7 +29,7 @@ from echostore.wire.capabilities import (
     read_capability,
     sign_capability,
 )
-from echostore.wire.index_spec import CAPABILITY_ID_BYTES, MalformedIndex
+from echostore.wire.index_spec import MalformedIndex
 
 if TYPE_CHECKING:
     from echostore.peer.party import Party
@@ -43,6 +45,7 @@ class _Row(msgspec.Struct):
     bytes: bytes
     name: str
     revoked_ms: int | None
+    """Only in homes of versions before revocations were credentials: it was revoked on this peer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ class IssuedCapability:
     """Types; `*`: everything."""
     write: tuple[str, ...]
     messages: bool
+    edge: bool
     holder: str
     expires_ms: int
     issued_ms: int
@@ -67,8 +71,6 @@ class Capabilities:
 
     def __init__(self, party: "Party") -> None:
         self._party = party
-        self.on_revoked: list[Callable[[bytes], None]] = []
-        """Told of every revocation, under the peer's lock."""
 
     def issue(
         self,
@@ -76,13 +78,15 @@ class Capabilities:
         read: str | Iterable[str] = ANY_TYPE,
         write: str | Iterable[str] = (),
         messages: bool = False,
+        edge: bool = False,
         expires_s: float = EXPIRES_S,
         holder: bytes | None = None,
         name: str = "",
     ) -> IssuedCapability:
         """A capability for a thin client: types to read and to write (`*`: all), until when, for whom.
 
-        With `holder`, only a client with that key can use it; without, whoever has its text.
+        With `holder`, only a client with that key can use it; without, whoever has its text. `edge`: it may speak for other
+        clients, each of which shows its own capability.
         """
         party = self._party
         reads, writes = _types(read, "types to read"), _types(write, "types to write")
@@ -108,6 +112,7 @@ class Capabilities:
                 read=(ReadPattern(all_items=True),) if ANY_TYPE in reads else (ReadPattern(reads),) if reads else (),
                 write=writes,
                 messages=arguments.flag(messages, "messages"),
+                edge=arguments.flag(edge, "edge"),
                 holder=holder or b"",
                 expires_ms=now_ms + int(for_s * 1000),
                 issued_ms=now_ms,
@@ -119,17 +124,17 @@ class Capabilities:
                 raise UsageError(f"no such capability: {error}") from error
             row = _Row(data, arguments.text(name, "a name"), None)
             runtime.feeds.set_about({_PREFIX + grants.id.hex(): msgspec.json.encode(row)})
-            return _issued(grants, row)
+            return self._shown(grants, row)
 
     def issued(self) -> list[IssuedCapability]:
         """Those that were issued here, oldest first."""
-        found = [_issued(read_capability(row.bytes), row) for row in self._rows().values() if row.bytes]
+        found = [self._shown(read_capability(row.bytes), row) for row in self._rows().values() if row.bytes]
         return sorted(found, key=lambda each: (each.issued_ms, each.id))
 
     def revoke(self, id: str) -> str:
-        """Take a capability back, for good: whoever is connected by it is cut off now. A unique prefix will do.
+        """Take a capability back, for good: whoever is connected by it is cut off. A unique prefix will do.
 
-        Returns the whole id.
+        Of one that was issued elsewhere the whole id is needed, and the role of an admin. Returns the whole id.
         """
         wanted = arguments.text(id, "the id of a capability").lower()
         with self._party.writing() as runtime:
@@ -137,29 +142,37 @@ class Capabilities:
             found = [each for each in rows if each.startswith(wanted)] if wanted else []
             if len(found) > 1:
                 raise UsageError(f"{len(found)} capabilities start with {wanted}", next_step="Give more of the id.")
-            if not found:  # one of another member's device, which is in use here
+            if not found:  # one of another device
                 found = [wanted] if _is_id(wanted) else []
             if not found:
                 raise NotFound(
                     f"no capability {wanted!r} was issued here",
-                    next_step="`echostore party capability list` shows them; another member's needs its whole id.",
+                    next_step="`echostore party capability list` shows them; another device's needs its whole id.",
                 )
-            row = rows.get(found[0], _Row(b"", "", None))
-            if row.revoked_ms is None:
-                row.revoked_ms = self._party.peer.now_ms()
-                runtime.feeds.set_about({_PREFIX + found[0]: msgspec.json.encode(row)})
-            for told in list(self.on_revoked):
-                told(bytes.fromhex(found[0]))
+            row = rows.get(found[0])
+            grants = read_capability(row.bytes) if row is not None and row.bytes else None
+            raw = bytes.fromhex(found[0])
+            said = CapabilityRevoke(raw) if grants is None else CapabilityRevoke(raw, grants.issuer, grants.expires_ms)
+            if said.id + (said.issuer or b"") not in runtime.processor.revoked:
+                self._controlling().members.issue_claim(said)
             return found[0]
 
+    def _controlling(self) -> "Party":
+        """The party on whose control feeds this one's credentials stand."""
+        above = self._party.runtime.processor.parent
+        return self._party if above is None else self._party.peer.party(above.party)
+
     def revoked(self) -> list[bytes]:
-        """The ids of all that are revoked and have not expired by themselves."""
+        """The names of all that are revoked and have not ended by themselves: the id, and the issuer unless any is meant."""
         now_ms = self._party.peer.now_ms()
-        found = []
-        for id, row in self._rows().items():
-            if row.revoked_ms is not None and (not row.bytes or read_capability(row.bytes).expires_ms > now_ms):
-                found.append(bytes.fromhex(id))
-        return sorted(found)
+        with self._party.reading() as runtime:
+            revoked = runtime.processor.revoked
+            ended = {name for name, each in revoked.items() if 0 < each.expires_ms <= now_ms}
+        return sorted(revoked.keys() - ended)
+
+    def _revocation(self, grants: Grants) -> RevokedCapability | None:
+        revoked = self._party.runtime.processor.revoked
+        return revoked.get(grants.name) or revoked.get(grants.id)
 
     def why_not(self, grants: Grants) -> str | None:
         """Why a capability is worth nothing now; None when it is good. The signature was checked when it was read."""
@@ -169,7 +182,7 @@ class Capabilities:
             if grants.expires_ms <= self._party.peer.now_ms():
                 return "expired"
             kept = runtime.feeds.about(_PREFIX + grants.id.hex())
-            if kept is not None and _row(kept).revoked_ms is not None:
+            if self._revocation(grants) is not None or (kept is not None and _row(kept).revoked_ms is not None):
                 return "revoked"
             role = self._role(grants.issuer)
             if role is None:
@@ -187,6 +200,27 @@ class Capabilities:
             return max(known)
         local = not machine.devices and device == self._party.peer.device
         return Role.OWNER if local and processor.parent is None else None
+
+    def _shown(self, grants: Grants, row: _Row) -> IssuedCapability:
+        revocation = self._revocation(grants)
+        reads = (
+            {ANY_TYPE}
+            if any(each.all_items for each in grants.read)
+            else {t for each in grants.read for t in each.types}
+        )
+        return IssuedCapability(
+            id=grants.id.hex(),
+            text=capability_text(row.bytes),
+            name=row.name,
+            read=tuple(sorted(reads)),
+            write=grants.write,
+            messages=grants.messages,
+            edge=grants.edge,
+            holder=grants.holder.hex(),
+            expires_ms=grants.expires_ms,
+            issued_ms=grants.issued_ms,
+            revoked_ms=row.revoked_ms if revocation is None else revocation.revoked_ms,
+        )
 
     def _rows(self) -> dict[str, _Row]:
         with self._party.reading() as runtime:
@@ -225,21 +259,3 @@ def _types(given: str | Iterable[str], what: str) -> tuple[str, ...]:
 
 def _is_id(text: str) -> bool:
     return len(text) == 2 * CAPABILITY_ID_BYTES and all(digit in "0123456789abcdef" for digit in text)
-
-
-def _issued(grants: Grants, row: _Row) -> IssuedCapability:
-    reads = (
-        {ANY_TYPE} if any(each.all_items for each in grants.read) else {t for each in grants.read for t in each.types}
-    )
-    return IssuedCapability(
-        id=grants.id.hex(),
-        text=capability_text(row.bytes),
-        name=row.name,
-        read=tuple(sorted(reads)),
-        write=grants.write,
-        messages=grants.messages,
-        holder=grants.holder.hex(),
-        expires_ms=grants.expires_ms,
-        issued_ms=grants.issued_ms,
-        revoked_ms=row.revoked_ms,
-    )

@@ -185,7 +185,7 @@ class CoherenceRoot:
             self._touched: set[ItemId] = set()
             self._known_from = tick
             self._end = party.live.listen(self._changed)
-            party.capabilities.on_revoked.append(self._revoked)
+            runtime.processor.on_revocation.append(self._revoked)
             runtime.processor.on_admission.append(self._admission_moved)
         self._outlet.later(0.0, self.cut)  # what was excluded while nobody served is told from here on
 
@@ -533,8 +533,8 @@ class CoherenceRoot:
                 del self._writers[clock]
         self._tell()
 
-    def _revoked(self, id: bytes) -> None:
-        """Under the peer's lock, by whoever revoked: the index of revocations has another value."""
+    def _revoked(self) -> None:
+        """Under the peer's lock, by whoever revoked or replicates: the index of revocations has another value."""
         self._outlet.later(0.0, self._cut_for_revocation)
 
     def _cut_for_revocation(self) -> None:
@@ -557,8 +557,8 @@ class CoherenceRoot:
         """Listen no more. Links are the service's to end."""
         self._end()
         self._feeds.close()
-        on_admission = self.party.runtime.processor.on_admission
-        if self._admission_moved in on_admission:
-            on_admission.remove(self._admission_moved)
-        if self._revoked in self.party.capabilities.on_revoked:
-            self.party.capabilities.on_revoked.remove(self._revoked)
+        processor = self.party.runtime.processor
+        if self._admission_moved in processor.on_admission:
+            processor.on_admission.remove(self._admission_moved)
+        if self._revoked in processor.on_revocation:
+            processor.on_revocation.remove(self._revoked)

@@ -264,8 +264,8 @@ class ThinService:
             found = CoherenceRoot(party, _RootOutlet(self, party.key))
             self._roots[party.key] = found
             self._meet_roots(found)
-            party.capabilities.on_revoked.append(self._revoked)
-            party.runtime.processor.on_admission.append(self._review_soon)
+            for told in (party.runtime.processor.on_admission, party.runtime.processor.on_revocation):
+                told.append(self._review_soon)
         return found
 
     # other roots; from the mesh's thread, see peer.coherence_roots
@@ -335,11 +335,10 @@ class ThinService:
         if self._peer.on_network:
             network, party = self._peer.network, root.party.key
             network.soon(lambda: network.root_lines.withdraw(self, party))
-        if self._revoked in root.party.capabilities.on_revoked:
-            root.party.capabilities.on_revoked.remove(self._revoked)
-        on_admission = root.party.runtime.processor.on_admission
-        if self._review_soon in on_admission:
-            on_admission.remove(self._review_soon)
+        processor = root.party.runtime.processor
+        for told in (processor.on_admission, processor.on_revocation):
+            if self._review_soon in told:
+                told.remove(self._review_soon)
 
     def _close_roots(self) -> None:
         for root in list(self._roots.values()):
@@ -366,15 +365,6 @@ class ThinService:
         self.call_soon(act, delay_s)
 
     # what ends a link from above
-
-    def _revoked(self, id: bytes) -> None:
-        """Under the peer's lock, by whoever revoked."""
-        self.call_soon(lambda: self._cut_off(id))
-
-    def _cut_off(self, id: bytes) -> None:
-        for link in list(self.server.links.values()):
-            if link.grants.id == id:
-                self._end(link, "revoked")
 
     def _end(self, link: ServedLink, why: str) -> None:
         """At once: nothing more goes to it or comes from it."""

@@ -33,6 +33,7 @@ from echostore.kernel.models.factory import ModelFactory
 from echostore.kernel.order import CONTROL, DATA, Cut, Delivery, Ended, Envelope, FeedCursor, Mark, Orderer
 from echostore.kernel.party.admission import Admission
 from echostore.kernel.party.credentials import FeedKind, Role
+from echostore.kernel.party.roster import RevokedCapability
 from echostore.kernel.reasons import Reason
 from echostore.kernel.timeframe import Dependency, Timeframe
 from echostore.peer.anchors import Anchor
@@ -140,6 +141,10 @@ class PartyProcessor:
         self.children: list[PartyProcessor] = []
         self.on_admission: list[Callable[[], None]] = []
         """Told when control has changed which blocks count."""
+        self.on_revocation: list[Callable[[], None]] = []
+        """Told when control has changed which capabilities of thin clients are revoked."""
+        self._revoked: dict[bytes, RevokedCapability] | None = None
+        self._revoked_changed = False
         self.on_processed: list[Callable[[set[FeedId]], None]] = []
         """Told at the end of a run which feeds it processed further."""
         self.moved: set[FeedId] = set()
@@ -378,6 +383,10 @@ class PartyProcessor:
             self._admission_changed = False
             for told in list(self.on_admission):
                 told()
+        if self._revoked_changed:
+            self._revoked_changed = False
+            for told in list(self.on_revocation):
+                told()
         self.state.settle()
         self._collect_rejects()
         if self.state.refold:
@@ -526,6 +535,8 @@ class PartyProcessor:
     def _admission_moved(self) -> None:
         """Compare what counted with what counts now; refold the items of blocks whose standing changed."""
         heed_late(self)
+        known, self._revoked = self._revoked, None
+        self._revoked_changed |= known is not None and known.keys() != self.revoked.keys()
         before = self._admission
         self._admission = None
         if before is None:
@@ -534,6 +545,14 @@ class PartyProcessor:
         self._admission_changed |= moved or before.void.keys() != self.admission.void.keys()
         if moved:
             refold_moved(self, before, self.admission)
+
+    @property
+    def revoked(self) -> dict[bytes, RevokedCapability]:
+        """Revoked capabilities by name: the id and the issuer, or the id alone where any issuer is meant."""
+        if self._revoked is None:
+            found = self.membership.machine.revoked_capabilities
+            self._revoked = {each.id + (each.issuer or b""): each for each in found}
+        return self._revoked
 
     def refold(self, items: Iterable[ItemId]) -> None:
         """Fold items again from all allowed operations on them, with what depends on their existence."""

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from echostore.kernel.ids import KEY_BYTES, DeviceKey, PartyKey
+from echostore.kernel.ids import CAPABILITY_ID_BYTES, KEY_BYTES, DeviceKey, PartyKey
 from echostore.kernel.query.spec import QuerySpec
 from echostore.wire.generated import index_pb2 as pb
-from echostore.wire.index_spec import CAPABILITY_ID_BYTES, IndexQuery, MalformedIndex
+from echostore.wire.index_spec import IndexQuery, MalformedIndex
 from echostore.wire.messages import NAME_CHARACTERS_MAX
 from echostore.wire.signing import SIGNATURE_BYTES, SigningKey, verify
 
@@ -63,6 +63,8 @@ class Grants:
     expires_ms: int = 0
     issued_ms: int = 0
     sealers: tuple[DeviceKey, ...] = ()
+    edge: bool = False
+    """Whether it may speak for other systems, each of which shows its own credential. To read everything is no such right."""
 
     def may_read(self, asked: IndexQuery, item_type: str | None = None) -> bool:
         """Whether this index may be read; of one item, `item_type` is its type, None when there is none."""
@@ -74,6 +76,11 @@ class Grants:
         return any(
             pattern.all_items or (item_type is not None and pattern.allows_type(item_type)) for pattern in self.read
         )
+
+    @property
+    def name(self) -> bytes:
+        """What a revocation calls it."""
+        return self.id + self.issuer
 
     def may_write(self, item_type: str) -> bool:
         return ANY_TYPE in self.write or item_type in self.write
@@ -164,6 +171,7 @@ def _encode(grants: Grants) -> bytes:
         expires_ms=grants.expires_ms,
         issued_ms=grants.issued_ms,
         sealers=grants.sealers,
+        edge=grants.edge,
     ).SerializeToString(deterministic=True)
 
 
@@ -194,6 +202,7 @@ def _decode(body: bytes) -> Grants:
         expires_ms=message.expires_ms,
         issued_ms=message.issued_ms,
         sealers=tuple(DeviceKey(each) for each in message.sealers),
+        edge=message.edge,
     )
     if _encode(grants) != body:
         raise MalformedIndex("not in canonical form")

@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 
 from echostore.kernel.feed import ChainStep, ForkProof, Head
 from echostore.kernel.ids import (
+    CAPABILITY_ID_BYTES,
     FEED_ID_BYTES,
     KEY_BYTES,
     LINK_BYTES,
@@ -26,6 +27,7 @@ from echostore.kernel.limits import SEQ_MAX
 from echostore.kernel.party.credentials import (
     AdoptLocal,
     Assertion,
+    CapabilityRevoke,
     ChildParty,
     Claim,
     DeviceAdmit,
@@ -196,6 +198,10 @@ def _encode_assertion(said: Assertion) -> tuple[str, Any]:
         case Policy():
             entries = sorted(said.entries)
             return "policy", pb.Policy(keys=[key for key, _ in entries], values=[value for _, value in entries])
+        case CapabilityRevoke():
+            return "capability_revoke", pb.CapabilityRevoke(
+                id=said.id, issuer=said.issuer or b"", expires_ms=said.expires_ms
+            )
         case _:
             assert_never(said)
 
@@ -352,6 +358,11 @@ _DECODERS: Final[dict[str, Callable[[Any, PartyKey], Assertion]]] = {
         _text(body.name), body.version, _large(body.descriptor_bytes), _exactly(body.hash, HASH_BYTES, "hash")
     ),
     "policy": lambda body, _: Policy(_entries(body)),
+    "capability_revoke": lambda body, _: CapabilityRevoke(
+        _exactly(body.id, CAPABILITY_ID_BYTES, "capability id"),
+        _device(body.issuer) if body.issuer else None,
+        body.expires_ms,
+    ),
 }
 
 

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 
 from echostore.kernel.coherence.messages import IndexValue, Patch, Spec, Token
 from echostore.kernel.coherence.services import SERVICES_SPEC
-from echostore.kernel.ids import ITEM_ID_BYTES, KEY_BYTES, ItemId, PartyKey
+from echostore.kernel.ids import CAPABILITY_ID_BYTES, ITEM_ID_BYTES, KEY_BYTES, ItemId, PartyKey
 from echostore.kernel.query.filters import depth
 from echostore.kernel.query.spec import QuerySpec
 from echostore.kernel.values import Value
@@ -42,7 +42,6 @@ REVOCATIONS_SPEC = Spec(b"revocations")
 FENCE_SPEC = SERVICES_SPEC + b"\0fence/"
 """What a fence asks for, each time under another name: nobody holds it, so the root itself answers. It is empty."""
 
-CAPABILITY_ID_BYTES = 16
 SEAL_TAG = b"echostore/index-seal/2"
 
 
@@ -178,15 +177,16 @@ def record_hash(record: bytes) -> bytes:
     return hashlib.sha256(record).digest()
 
 
-def revocations_value(ids: Iterable[bytes]) -> IndexValue:
+def revocations_value(names: Iterable[bytes]) -> IndexValue:
     """The answer to `revocations`."""
-    return IndexValue(pb.IndexValue(revoked=sorted(set(ids))).SerializeToString(deterministic=True))
+    return IndexValue(pb.IndexValue(revoked=sorted(set(names))).SerializeToString(deterministic=True))
 
 
-def revoked_ids(value: IndexValue) -> frozenset[bytes]:
+def revoked_names(value: IndexValue) -> frozenset[bytes]:
+    """Each is the id of a capability and its issuer, or the id alone: then whoever issued it."""
     message = _read_value(value)
-    if any(len(each) != CAPABILITY_ID_BYTES for each in message.revoked):
-        raise MalformedIndex("a capability id of wrong length")
+    if any(len(each) not in (CAPABILITY_ID_BYTES, CAPABILITY_ID_BYTES + KEY_BYTES) for each in message.revoked):
+        raise MalformedIndex("the name of a revoked capability has a wrong length")
     return frozenset(message.revoked)
 
 

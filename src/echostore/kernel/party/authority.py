@@ -21,6 +21,7 @@ from typing import NamedTuple, assert_never
 from echostore.kernel.ids import DeviceKey, IdentityKey, feed_id
 from echostore.kernel.party.credentials import (
     AdoptLocal,
+    CapabilityRevoke,
     ChildParty,
     Claim,
     DeviceAdmit,
@@ -169,6 +170,8 @@ def _judge_assertion(ledger: Ledger, event: Event, claim: Claim, role: Role) -> 
             return _need(role, Role.ADMIN)
         case Policy():
             return _need(role, Role.ADMIN)
+        case CapabilityRevoke():
+            return None if _issued_by(ledger, event, claim.issuer, said.issuer) else _need(role, Role.ADMIN)
         case PartyGenesis() | ForkEvidence():
             raise AssertionError(f"{event} is judged by the verdicts")
         case _:
@@ -277,6 +280,11 @@ def _judge_cancel(ledger: Ledger, event: Event, claim: Claim, said: InvitationCa
     if any(other.claim is not None and other.claim.issuer == claim.issuer for other in invitations):
         return None
     return _need(role, Role.ADMIN)
+
+
+def _issued_by(ledger: Ledger, event: Event, identity: IdentityKey, device: DeviceKey | None) -> bool:
+    """Whether a device is one of an identity's, or was: what it issued stays the identity's to take back."""
+    return device is not None and any(map(event.sees, ledger.device_admits.get((identity, device), ())))
 
 
 def _judge_adoption(ledger: Ledger, event: Event, claim: Claim, said: AdoptLocal) -> Refusal | None:

@@ -12,6 +12,7 @@ them, the party machine decides which of them count. Nothing here knows of bytes
     ChildParty, AdoptLocal                    other forms of party
     EpochGenesis, EpochAttest, EpochDispute   recorded here, agreed on elsewhere
     ModelPublish, Policy                      settings of the party
+    CapabilityRevoke                          which capabilities of thin clients are worth nothing any more
 
 A *bound* is a place in a feed: `length_end` counts the blocks before it. A removal's `cut` and a role change's
 `bounds` name one per feed; a feed that is not named has the bound 0, because its writer had seen nothing of it.
@@ -239,6 +240,20 @@ class Policy:
     entries: tuple[tuple[str, bytes], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class CapabilityRevoke:
+    """A capability of a thin client is worth nothing any more, for good.
+
+    It speaks of the capability `id` of one issuer, so naming another issuer revokes nothing of anybody's. Without an issuer
+    it speaks of every capability with that id.
+    """
+
+    id: bytes
+    issuer: DeviceKey | None = None
+    expires_ms: int = 0
+    """When the capability ends by itself: from then on nobody needs to be told. 0: not known."""
+
+
 Assertion = (
     PartyGenesis
     | MemberAdmit
@@ -260,6 +275,7 @@ Assertion = (
     | EpochDispute
     | ModelPublish
     | Policy
+    | CapabilityRevoke
 )
 
 

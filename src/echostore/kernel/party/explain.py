@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from echostore.kernel.ids import FeedId, Stamp
 from echostore.kernel.party.credentials import (
     AdoptLocal,
+    CapabilityRevoke,
     Claim,
     DeviceAdmit,
     DeviceRevoke,
@@ -100,6 +101,8 @@ def _subjects(claim: Claim) -> set[bytes]:
             return {said.feed}
         case ForkEvidence():
             return {said.proof.feed}
+        case CapabilityRevoke():
+            return {said.id}
         case _:
             return set()
 
@@ -131,4 +134,6 @@ def _grounds(ledger: Ledger, event: Event, claim: Claim) -> str:
         return "valid because it was decided before the removal of its issuer, who was senior"
     if isinstance(said, DeviceAdmit | FeedAdmit | DeviceRevoke) and said.identity == claim.issuer:
         return f"valid because a member ({role.label}) may say it of its own devices and feeds"
+    if isinstance(said, CapabilityRevoke) and said.issuer and (claim.issuer, said.issuer) in ledger.device_admits:
+        return f"valid because a member ({role.label}) may revoke what its own devices issued"
     return f"valid because its issuer was {role.label} in its past"

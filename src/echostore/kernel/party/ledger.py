@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol
 from echostore.kernel.ids import DeviceKey, FeedId, FeedKey, IdentityKey, PartyKey, Stamp, feed_id
 from echostore.kernel.party.credentials import (
     AdoptLocal,
+    CapabilityRevoke,
     ChildParty,
     Claim,
     ControlMessage,
@@ -161,6 +162,7 @@ class Ledger:
         self.profiles: dict[IdentityKey, Event] = {}  # the last one in canonical order
         self.policies: defaultdict[str, list[Event]] = defaultdict(list)
         self.models: defaultdict[tuple[str, int], list[Event]] = defaultdict(list)
+        self.revocations: list[Event] = []  # of capabilities
         self.epochs: list[Event] = []
         self.attests: list[Event] = []
         self.disputes: list[Event] = []
@@ -220,6 +222,8 @@ class Ledger:
                     self.policies[key].append(event)
             case ModelPublish():
                 self.models[said.name, said.version].append(event)
+            case CapabilityRevoke():
+                self.revocations.append(event)
             case EpochGenesis():
                 self.epochs.append(event)
             case EpochDispute():

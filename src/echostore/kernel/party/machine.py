@@ -202,6 +202,11 @@ class PartyMachine:
         return roster.models(self._ledger())
 
     @property
+    def revoked_capabilities(self) -> tuple[roster.RevokedCapability, ...]:
+        """Capabilities of thin clients that are worth nothing any more."""
+        return roster.revoked_capabilities(self._ledger())
+
+    @property
     def epochs(self) -> tuple[roster.EpochAct, ...]:
         return roster.epoch_acts(self._ledger().epochs)
 

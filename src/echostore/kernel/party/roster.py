@@ -11,6 +11,7 @@ from enum import StrEnum
 from echostore.kernel.ids import DeviceKey, FeedKey, IdentityKey, PartyKey, Stamp
 from echostore.kernel.party.credentials import (
     AdoptLocal,
+    CapabilityRevoke,
     ChildParty,
     DeviceAdmit,
     EpochAttest,
@@ -71,6 +72,18 @@ class OpenInvitation:
     invitation: Invitation
     issuer: IdentityKey
     cancelled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RevokedCapability:
+    """A capability that is worth nothing any more: of one issuer, or (None) of any."""
+
+    id: bytes
+    issuer: DeviceKey | None
+    expires_ms: int
+    """When it ends by itself; 0: not known."""
+    revoked_ms: int
+    """By the clock of who revoked it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +201,18 @@ def children(ledger: Ledger) -> tuple[tuple[PartyKey, str], ...]:
 
 def policy(ledger: Ledger) -> dict[str, bytes]:
     return {key: value for key in sorted(ledger.policies) if (value := ledger.policy(key, EVERYTHING)) is not None}
+
+
+def revoked_capabilities(ledger: Ledger) -> tuple[RevokedCapability, ...]:
+    """Each once, as the first who revoked it said."""
+    found: dict[tuple[bytes, bytes], RevokedCapability] = {}
+    for event in in_order(ledger.revocations):
+        assert event.claim is not None
+        said = event.claim.assertion
+        assert isinstance(said, CapabilityRevoke)
+        revoked = RevokedCapability(said.id, said.issuer, said.expires_ms, event.claim.issued_ms)
+        found.setdefault((said.id, said.issuer or b""), revoked)
+    return tuple(found[key] for key in sorted(found))
 
 
 def models(ledger: Ledger) -> tuple[ModelPublish, ...]:

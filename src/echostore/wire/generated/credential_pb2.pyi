@@ -140,6 +140,7 @@ class Claim(_message.Message):
     EPOCH_DISPUTE_FIELD_NUMBER: _builtins.int
     MODEL_PUBLISH_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
+    CAPABILITY_REVOKE_FIELD_NUMBER: _builtins.int
     party: _builtins.bytes
     """absent in identity-wide chain links only"""
     issuer: _builtins.bytes
@@ -192,6 +193,8 @@ class Claim(_message.Message):
     def model_publish(self) -> Global___ModelPublish: ...
     @_builtins.property
     def policy(self) -> Global___Policy: ...
+    @_builtins.property
+    def capability_revoke(self) -> Global___CapabilityRevoke: ...
     def __init__(
         self,
         *,
@@ -220,12 +223,13 @@ class Claim(_message.Message):
         epoch_dispute: Global___EpochDispute | None = ...,
         model_publish: Global___ModelPublish | None = ...,
         policy: Global___Policy | None = ...,
+        capability_revoke: Global___CapabilityRevoke | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["adopt_local", b"adopt_local", "assertion", b"assertion", "child_party", b"child_party", "device_admit", b"device_admit", "device_revoke", b"device_revoke", "epoch_attest", b"epoch_attest", "epoch_dispute", b"epoch_dispute", "epoch_genesis", b"epoch_genesis", "feed_admit", b"feed_admit", "feed_retire", b"feed_retire", "fork_proof", b"fork_proof", "group_admit", b"group_admit", "invitation", b"invitation", "invitation_cancel", b"invitation_cancel", "member_admit", b"member_admit", "member_remove", b"member_remove", "model_publish", b"model_publish", "party_genesis", b"party_genesis", "policy", b"policy", "profile", b"profile", "role_change", b"role_change"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adopt_local", b"adopt_local", "assertion", b"assertion", "capability_revoke", b"capability_revoke", "child_party", b"child_party", "device_admit", b"device_admit", "device_revoke", b"device_revoke", "epoch_attest", b"epoch_attest", "epoch_dispute", b"epoch_dispute", "epoch_genesis", b"epoch_genesis", "feed_admit", b"feed_admit", "feed_retire", b"feed_retire", "fork_proof", b"fork_proof", "group_admit", b"group_admit", "invitation", b"invitation", "invitation_cancel", b"invitation_cancel", "member_admit", b"member_admit", "member_remove", b"member_remove", "model_publish", b"model_publish", "party_genesis", b"party_genesis", "policy", b"policy", "profile", b"profile", "role_change", b"role_change"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopt_local", b"adopt_local", "assertion", b"assertion", "child_party", b"child_party", "device", b"device", "device_admit", b"device_admit", "device_revoke", b"device_revoke", "epoch_attest", b"epoch_attest", "epoch_dispute", b"epoch_dispute", "epoch_genesis", b"epoch_genesis", "feed_admit", b"feed_admit", "feed_retire", b"feed_retire", "fork_proof", b"fork_proof", "group_admit", b"group_admit", "invitation", b"invitation", "invitation_cancel", b"invitation_cancel", "issued_ms", b"issued_ms", "issuer", b"issuer", "member_admit", b"member_admit", "member_remove", b"member_remove", "model_publish", b"model_publish", "parents", b"parents", "party", b"party", "party_genesis", b"party_genesis", "policy", b"policy", "profile", b"profile", "role_change", b"role_change"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopt_local", b"adopt_local", "assertion", b"assertion", "capability_revoke", b"capability_revoke", "child_party", b"child_party", "device", b"device", "device_admit", b"device_admit", "device_revoke", b"device_revoke", "epoch_attest", b"epoch_attest", "epoch_dispute", b"epoch_dispute", "epoch_genesis", b"epoch_genesis", "feed_admit", b"feed_admit", "feed_retire", b"feed_retire", "fork_proof", b"fork_proof", "group_admit", b"group_admit", "invitation", b"invitation", "invitation_cancel", b"invitation_cancel", "issued_ms", b"issued_ms", "issuer", b"issuer", "member_admit", b"member_admit", "member_remove", b"member_remove", "model_publish", b"model_publish", "parents", b"parents", "party", b"party", "party_genesis", b"party_genesis", "policy", b"policy", "profile", b"profile", "role_change", b"role_change"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_assertion: _TypeAlias = _typing.Literal["party_genesis", "member_admit", "device_admit", "feed_admit", "profile", "role_change", "member_remove", "device_revoke", "feed_retire", "invitation", "invitation_cancel", "group_admit", "child_party", "adopt_local", "fork_proof", "epoch_genesis", "epoch_attest", "epoch_dispute", "model_publish", "policy"]  # noqa: Y015
+    _WhichOneofReturnType_assertion: _TypeAlias = _typing.Literal["party_genesis", "member_admit", "device_admit", "feed_admit", "profile", "role_change", "member_remove", "device_revoke", "feed_retire", "invitation", "invitation_cancel", "group_admit", "child_party", "adopt_local", "fork_proof", "epoch_genesis", "epoch_attest", "epoch_dispute", "model_publish", "policy", "capability_revoke"]  # noqa: Y015
     _WhichOneofArgType_assertion: _TypeAlias = _typing.Literal["assertion", b"assertion"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_assertion) -> _WhichOneofReturnType_assertion | None: ...
 
@@ -892,6 +896,36 @@ class Policy(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Policy: _TypeAlias = Policy  # noqa: Y015
+
+@_typing.final
+class CapabilityRevoke(_message.Message):
+    """A capability of a thin client is worth nothing from here on, for good."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    ISSUER_FIELD_NUMBER: _builtins.int
+    EXPIRES_MS_FIELD_NUMBER: _builtins.int
+    id: _builtins.bytes
+    """16 bytes"""
+    issuer: _builtins.bytes
+    """the device that issued it; absent: any device, which needs an admin"""
+    expires_ms: _builtins.int
+    """when it ends by itself; absent: not known"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.bytes = ...,
+        issuer: _builtins.bytes = ...,
+        expires_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires_ms", b"expires_ms", "id", b"id", "issuer", b"issuer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CapabilityRevoke: _TypeAlias = CapabilityRevoke  # noqa: Y015
 
 @_typing.final
 class MembershipState(_message.Message):

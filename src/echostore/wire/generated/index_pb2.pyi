@@ -132,7 +132,7 @@ class IndexValue(_message.Message):
 
     @_builtins.property
     def revoked(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """of the spec `revocations` only: ids of capabilities, ascending"""
+        """of the spec `revocations` only, ascending: the id of a capability, and its issuer unless any is meant"""
 
     def __init__(
         self,
@@ -329,6 +329,7 @@ class CapabilityBody(_message.Message):
     EXPIRES_MS_FIELD_NUMBER: _builtins.int
     ISSUED_MS_FIELD_NUMBER: _builtins.int
     SEALERS_FIELD_NUMBER: _builtins.int
+    EDGE_FIELD_NUMBER: _builtins.int
     party: _builtins.bytes
     """32 bytes"""
     issuer: _builtins.bytes
@@ -341,6 +342,8 @@ class CapabilityBody(_message.Message):
     """user messages and services"""
     expires_ms: _builtins.int
     issued_ms: _builtins.int
+    edge: _builtins.bool
+    """to speak for other systems, each by its own credential"""
     @_builtins.property
     def read(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpecPattern]: ...
     @_builtins.property
@@ -364,10 +367,11 @@ class CapabilityBody(_message.Message):
         expires_ms: _builtins.int = ...,
         issued_ms: _builtins.int = ...,
         sealers: _abc.Iterable[_builtins.bytes] | None = ...,
+        edge: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires_ms", b"expires_ms", "holder", b"holder", "id", b"id", "issued_ms", b"issued_ms", "issuer", b"issuer", "messages", b"messages", "party", b"party", "read", b"read", "sealers", b"sealers", "write", b"write"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge", b"edge", "expires_ms", b"expires_ms", "holder", b"holder", "id", b"id", "issued_ms", b"issued_ms", "issuer", b"issuer", "messages", b"messages", "party", b"party", "read", b"read", "sealers", b"sealers", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
