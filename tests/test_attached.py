@@ -92,7 +92,7 @@ def test_objects_look_like_what_they_stand_for(own: Peer, peer: Peer, party: Par
 
 
 def test_items_of_every_kind(own: Peer, party: Party) -> None:
-    board = party.create(name="Board", type="board")
+    board = party.create(type="board")
     when = datetime(2026, 5, 1, 10, tzinfo=UTC)
     board["a", "b"] = [1, 2.5, None, True, "x", b"\x00", {"k": when}, board.reference]
     assert board["a"] == {"b": [1, 2.5, None, True, "x", b"\x00", {"k": when}, board.reference]}

@@ -77,8 +77,8 @@ MISTAKES: dict[str, tuple[type[Exception], Callable[[Things], object]]] = {
     "a type of a thousand characters": (UsageError, lambda it: it.party.create(type="x" * 1000)),
     "a type that is no text": (UsageError, lambda it: it.party.create(type=5)),  # type: ignore[arg-type]  # the mistake
     "a model that is not known": (UsageError, lambda it: it.party.create("no-such-model")),
-    "a model of version -1": (UsageError, lambda it: it.party.create("property-set", version=-1)),
-    "a model of version 2**40": (UsageError, lambda it: it.party.create("property-set", version=1 << 40)),
+    "a model of version -1": (UsageError, lambda it: it.party.create("property-set@-1")),
+    "a model of version 2**40": (UsageError, lambda it: it.party.create(f"property-set@{1 << 40}")),
     "properties of a text": (UsageError, lambda it: it.party.create("text", a=1)),
     "an item that does not exist": (NotFound, lambda it: it.party.get(bytes(16))),
     "an id of wrong length": (UsageError, lambda it: it.party.get(b"short")),

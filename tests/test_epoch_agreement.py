@@ -334,7 +334,7 @@ def test_every_mutation_of_every_item_is_found_and_named(tmp_path: Path) -> None
     with echostore.open(tmp_path / "home", background=False) as peer:
         party = peer.create_party("Trip")
         for number in range(46):
-            party.create("property-set", type="task", name=f"item {number}", n=number)
+            party.create("property-set", type="task", n=number).name = f"item {number}"
         reader = party.snapshot().reader()
         states = dict(reader.items())
         blobs: dict[Cid, bytes] = {}

@@ -29,11 +29,13 @@ def cli(tmp_path: Path) -> Cli:
         gone = party.create("property-set", title="gone")
         party.create("property-set", parent=gone, title="below")
         gone.delete()
-        log = party.create("threaded-log", name="log")
+        log = party.create("threaded-log")
+        log.name = "log"
         log.set_retention(count_max=1)
         for body in "abc":
             log.post(body)
-        text = party.create("text", name="text")
+        text = party.create("text")
+        text.name = "text"
         for letter in "hello":
             text.insert(0, letter)
             party.flush()

@@ -18,6 +18,13 @@ def test_the_guide_to_two_peers_runs(
     assert "1 new message" in capsys.readouterr().out
 
 
+def test_the_guide_to_items_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ECHOSTORE_STATE", str(tmp_path / "state"))
+    examples = re.findall(r"```python\n(.+?)```", (DOCS / "items.md").read_text(), re.DOTALL)
+    exec(compile("\n".join(examples), "items.md", "exec"), {})
+
+
 def test_the_guide_to_epochs_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -338,7 +338,8 @@ def test_a_failing_item_is_still_failing_and_whole_after_a_restart(tmp_path: Pat
 def test_a_fork_continues_an_item_under_the_new_version(peer: Peer, party: Party) -> None:
     peer.models.register(Counter2)
     board = party.create("property-set", type="board")
-    old = party.create("counter", version=1, type="score", parent=board, name="Goals")
+    old = party.create("counter@1", type="score", parent=board)
+    old.name = "Goals"
     old.apply(2)
     old.apply(3)
     old.set_foreign_key("crm", "42")
@@ -367,7 +368,7 @@ def test_a_fork_continues_an_item_under_the_new_version(peer: Peer, party: Party
 
 def test_a_fork_is_one_message_and_one_undo(peer: Peer, party: Party) -> None:
     peer.models.register(Counter3)
-    old = party.create("counter", version=1)
+    old = party.create("counter@1")
     old.apply(2)
     data = party.runtime.data
     assert data is not None
@@ -379,7 +380,7 @@ def test_a_fork_is_one_message_and_one_undo(peer: Peer, party: Party) -> None:
 
 def test_a_fork_that_the_new_version_can_not_take_changes_nothing(peer: Peer, party: Party) -> None:
     peer.models.register(Counter2)
-    old = party.create("counter", version=1)
+    old = party.create("counter@1")
     old.apply(2)
     before = party.snapshot().cid
     with pytest.raises(Refused, match=r"can't take over.*TypeError"):
@@ -401,7 +402,7 @@ def _no_idea(value: Any) -> list[Any]:
 
 def test_an_item_is_forked_once(peer: Peer, party: Party) -> None:
     peer.models.register(Counter3)
-    old = party.create("counter", version=1)
+    old = party.create("counter@1")
     new = old.upgrade(3)
     with pytest.raises(Refused, match="is deleted; it continues as"):
         old.upgrade(3)
@@ -414,7 +415,7 @@ def test_only_who_may_write_an_item_may_fork_it(pair: tuple[Party, Party]) -> No
     for party in pair:
         party.peer.models.register(Counter1)
         party.peer.models.register(Counter3)
-    item = ours.create("counter", version=1)
+    item = ours.create("counter@1")
     item.restrict(roles=["admin"])
     sync(ours, theirs)
     with pytest.raises(Refused, match="may be written by admin only"):
@@ -450,7 +451,7 @@ def test_forks_at_the_same_time_leave_one_successor_on_every_peer(pair: tuple[Pa
     for party in pair:
         party.peer.models.register(Counter1)
         party.peer.models.register(Counter3)
-    item = ours.create("counter", version=1)
+    item = ours.create("counter@1")
     item.apply(2)
     sync(ours, theirs)
     item.upgrade(3)
@@ -479,7 +480,7 @@ def test_peers_of_three_versions_keep_one_state(tmp_path: Path, seed: int) -> No
                 peer.models.register(VERSIONS[version])
         first = peers[1].create_party("Versions")
         parties = {1: first, 2: admitted(first, peers[2]), 3: admitted(first, peers[3])}
-        items = [first.create("counter", version=1).id for _ in range(3)]
+        items = [first.create("counter@1").id for _ in range(3)]
         sync(*parties.values())
         for _ in range(25):
             _random_step(chance, parties, items)
@@ -566,6 +567,6 @@ def test_the_guide_runs(tmp_path: Path) -> None:
 
 
 def test_an_unknown_model_is_an_ordered_fold(party: Party) -> None:
-    item = party.create("nothing-we-know", version=4)
+    item = party.create("nothing-we-know@4")
     assert isinstance(item._record().model, OrderedFold)
     assert item.opaque

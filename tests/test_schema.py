@@ -634,7 +634,8 @@ def test_annotations_become_fields() -> None:
 
 
 def test_creating_a_dataclass_defines_its_schema_once(party: Party) -> None:
-    first = party.create(Person("Ada"), name="first")
+    first = party.create(Person("Ada"))
+    first.name = "first"
     assert (first.type, first.name, first.to_dict()) == ("person", "first", {"name": "Ada", "mail": None})
     party.create(Person("Bob"), parent=first)
     assert [schema.for_type for schema in party.schemas.all()] == ["person"]

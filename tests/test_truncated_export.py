@@ -28,7 +28,8 @@ def fill(party: Party, *, epochs: int = 4) -> None:
     """Epochs, an item that one of them left out, and a tail above the last."""
     gone = party.create("property-set", title="gone")
     gone.delete()
-    text = party.create("text", name="text")
+    text = party.create("text")
+    text.name = "text"
     for number in range(epochs):
         text.insert(0, f"{number} ")
         party.create("property-set", n=number, long="x" * 3000)

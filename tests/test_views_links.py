@@ -113,11 +113,11 @@ def test_a_view_is_resolved_by_its_locator_from_every_peer_of_the_party(circle: 
 def test_a_second_view_with_the_same_key_is_refused(circle: Circle) -> None:
     planner(circle)
     key = circle.peers["ann"].new_view_key()
-    circle.party("ann").create_view("example.org/planner", "One", key=key)
+    circle.party("ann").create_view("example.org/planner", "One", inception_key=key)
     with pytest.raises(Refused, match="inception key"):
-        circle.party("ann").create_view("example.org/planner", "Two", key=key)
+        circle.party("ann").create_view("example.org/planner", "Two", inception_key=key)
     with pytest.raises(echostore.EchoError):
-        circle.party("bob").create_view("example.org/planner", "Two", key=key)
+        circle.party("bob").create_view("example.org/planner", "Two", inception_key=key)
 
 
 def test_registered_view_classes_survive_a_restart(circle: Circle) -> None:

@@ -82,14 +82,13 @@ CALLS: dict[str, Call] = {
     "party.create": lambda s, v: s.party.create(v),
     "party.create(type=)": lambda s, v: s.party.create("text", type=v),
     "party.create(parent=)": lambda s, v: s.party.create("text", parent=v),
-    "party.create(name=)": lambda s, v: s.party.create("text", name=v),
-    "party.create(version=)": lambda s, v: s.party.create("text", version=v),
+    "party.create(properties)": lambda s, v: s.party.create("property-set", v),
     "party.create(a=)": lambda s, v: s.party.create("property-set", a=v),
     "party.link": lambda s, v: s.party.link(v, s.set),
     "party.link(target)": lambda s, v: s.party.link(s.set, v),
     "party.create_view": lambda s, v: s.party.create_view(v, "d"),
     "party.create_view(name)": lambda s, v: s.party.create_view("example.org/planner", v),
-    "party.create_view(key=)": lambda s, v: s.party.create_view("example.org/planner", "d", key=v),
+    "party.create_view(inception_key=)": lambda s, v: s.party.create_view("example.org/planner", "d", inception_key=v),
     "party.find_view": lambda s, v: s.party.find_view(v),
     "party.views": lambda s, v: s.party.views(v),
     "party.get": lambda s, v: s.party.get(v),
@@ -191,7 +190,10 @@ def test_what_was_wanted_and_what_was_given_is_said(scene: Scene) -> None:
         (lambda: scene.party.get(None), "an item is named by its id, not by null"),  # type: ignore[arg-type]  # as above
         (lambda: scene.set[3], "a property is named by text or a tuple of texts, not by a number"),
         (lambda: scene.list["a"], "an index is a whole number, not text"),
-        (lambda: scene.party.create_view("example.org/planner", "d", key=b"x"), "a key of 32 bytes, not 1 bytes"),
+        (
+            lambda: scene.party.create_view("example.org/planner", "d", inception_key=b"x"),
+            "a key of 32 bytes, not 1 bytes",
+        ),
         (lambda: scene.party.query().subscribe("print"), "what is told of changes is a function, not text"),  # type: ignore[arg-type]  # as above
         (lambda: scene.party.index(["a"]), "names of properties is text, not a list"),  # type: ignore[arg-type]  # as above
         (lambda: scene.set.restrict(roles="owner"), "roles are a list of texts, not text"),  # type: ignore[arg-type]  # as above

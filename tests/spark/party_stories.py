@@ -463,7 +463,9 @@ def _create(party: Party, items: list[Any], chance: random.Random, deeds: set[st
     elif kind == "property-set":
         party.create(kind, type=chance.choice(("task", "note")), parent=parent, n=chance.randrange(9), text="new")
     else:
-        party.create(kind, type="thing", parent=parent, name="named" if chance.random() < 0.3 else "")
+        made = party.create(kind, type="thing", parent=parent)
+        if chance.random() < 0.3:
+            made.name = "named"
 
 
 def _edit(item: Any, chance: random.Random, deeds: set[str]) -> None:

@@ -104,7 +104,8 @@ def records_of(party: Any) -> list[ItemRecord]:
 def test_every_model_has_its_row(party: Any) -> None:
     board = party.create("property-set", type="board", title="Summer", tags=["a", 1], deep={"x": {"y": 1}, "z": {}})
     board["when"] = datetime(2024, 5, 6, 7, 8, 9, 10, tzinfo=UTC)
-    tasks = party.create("growable-array", parent=board, name="Tasks")
+    tasks = party.create("growable-array", parent=board)
+    tasks.name = "Tasks"
     tasks.append("one")
     tasks.append(2)
     notes = party.create("text", parent=board)

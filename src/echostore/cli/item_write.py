@@ -86,7 +86,9 @@ def create(
         above = item_in(party, parent) if parent is not None else None
         given = checked(content)
         with party.batch():
-            made: Item = party.create(model, type=type, parent=above, name=name)
+            made: Item = party.create(model, type=type, parent=above)
+            if name:
+                made.name = name
             if given:
                 _fill(output, made, given)
         _wrote(output, made, model=made.model, type=made.type, locator=made.locator)

@@ -102,7 +102,8 @@ class _Story:
         self.key = party.key
         with party.batch():
             view = party.create_view(PLANNER, "Summer planner")
-            board = party.create("growable-array", type="board", parent=view, name="Board")
+            board = party.create("growable-array", type="board", parent=view)
+            board.name = "Board"
             view["board"] = board
             for title, tasks in (("To do", ("Book the ferry", "Pack the tent")), ("Done", ("Choose dates",))):
                 self._add_list(party, board, title, tasks)
@@ -110,7 +111,8 @@ class _Story:
 
     def _add_list(self, party: Party, board: Item, title: str, tasks: tuple[str, ...]) -> None:
         column = party.create("property-set", type="list", parent=board, title=title)
-        rows = party.create("growable-array", type="tasks", parent=column, name="Tasks")
+        rows = party.create("growable-array", type="tasks", parent=column)
+        rows.name = "Tasks"
         column["tasks"] = rows
         board.append(column)  # type: ignore[attr-defined]  # a list
         for text in tasks:
@@ -118,7 +120,8 @@ class _Story:
 
     def _add_task(self, party: Party, rows: Item, text: str) -> Item:
         task: Item = party.create("property-set", type="task", parent=rows, text=text, done=False)
-        notes = party.create("text", type="notes", parent=task, name="Notes")
+        notes = party.create("text", type="notes", parent=task)
+        notes.name = "Notes"
         notes.insert(0, "...")
         task["notes"] = notes  # type: ignore[index]  # a property set
         rows.append(task)  # type: ignore[attr-defined]  # a list

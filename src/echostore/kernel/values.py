@@ -7,6 +7,7 @@
 through `echostore.wire.values`, which applies the same limits and answers with a typed refusal.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -137,6 +138,23 @@ def check_path(path: str | tuple[str, ...] | list[str]) -> Path:
     for step in steps:
         _check_key(step, steps)
     return steps
+
+
+def merge_properties(mapping: object, keywords: Mapping[str, Value]) -> dict[str, Value]:
+    """The properties that a caller gave, as a mapping (any key) and as keywords; none may be given twice."""
+    for key in keywords:
+        _check_key(key, "properties")
+    if mapping is None:
+        return dict(keywords)
+    if not isinstance(mapping, Mapping):
+        raise UsageError(
+            f"properties are given as a mapping, not as {kind_of(mapping)}", next_step='Write {"title": "Tickets"}.'
+        )
+    for key in mapping:
+        _check_key(key, "properties")
+        if key in keywords:
+            raise UsageError(f"the property {named(key)} is given twice: in the mapping and as a keyword")
+    return {**mapping, **keywords}
 
 
 def _plain(value: Value, where: object, depth: int) -> Value:

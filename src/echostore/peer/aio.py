@@ -120,7 +120,7 @@ class Plan:
             raise AttributeError(name)
         return self._then(lambda value: getattr(value, name), name=name)
 
-    def __call__(self, *positional: Any, **named: Any) -> "Plan":
+    def __call__(self, /, *positional: Any, **named: Any) -> "Plan":
         plain = [_plain(each) for each in positional]
         plain_named = {key: _plain(each) for key, each in named.items()}
         return self._call(lambda value: value(*plain, **plain_named), self._name or "a call")

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from echostore.kernel.errors import Closed, EchoError, Refused, TimedOut, UsageError
+from echostore.kernel.values import merge_properties
 from echostore.peer.local_server import PEER
 from echostore.peer.local_socket import PROTOCOL_VERSION, Disconnected, Frames, connect_locally
 from echostore.peer.local_values import Codec, living_class, pack_error, unpack_error
@@ -351,16 +352,18 @@ def _close(peer: Remote) -> None:
             peer._link.close()
 
 
-def _create(party: Remote, model: Any = "property-set", **named: Any) -> Any:
-    if isinstance(model, str):
-        return _call(party, "create", model, **named)
+def _create(party: Remote, model: Any = None, properties: Any = None, /, **named: Any) -> Any:
+    if model is None or isinstance(model, str):
+        return _call(party, "create", model, properties, **named)
+    from echostore.peer.deprecated import deprecated_name
     from echostore.peer.schema import create_from_object
 
-    known = {each: named.pop(each) for each in ("type", "parent", "name") if each in named}
-    return create_from_object(party, model, properties=named, **known)  # type: ignore[arg-type]  # a party, remotely
+    own = {each: named.pop(each) for each in ("type", "parent") if each in named}
+    given = merge_properties(properties, named)
+    return create_from_object(party, model, name=deprecated_name(given), properties=given, **own)  # type: ignore[arg-type]  # a party, remotely
 
 
-def _query(party: Remote, type: Any = None, **equals: Any) -> Any:
+def _query(party: Remote, /, type: Any = None, **equals: Any) -> Any:
     from echostore.peer.schema import schema_type
 
     return _call(party, "query", None if type is None else schema_type(type), **equals)

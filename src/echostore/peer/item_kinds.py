@@ -1,7 +1,7 @@
 """Handles by model: what an application can do with a property set, a list, a text, a log or a model of its own."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from echostore.kernel.errors import Refused, TooLarge, UsageError
@@ -13,7 +13,7 @@ from echostore.kernel.models.ordered_fold import CommutingFold, OrderedFold
 from echostore.kernel.models.property_set import DELETED, Add, Change, Increment, PropertySet, Remove, Set
 from echostore.kernel.models.text import ConcurrentText, TextRun
 from echostore.kernel.models.threaded_log import LogEntry, OwnPost, Post, PostId, Retention, Thread, ThreadedLog
-from echostore.kernel.values import Reference, Value, check_path, check_value, kind_of
+from echostore.kernel.values import Reference, Value, check_path, check_value, kind_of, merge_properties
 from echostore.peer import arguments
 from echostore.peer.items import Item, copied, plain_references
 from echostore.peer.pen import EDIT_CHARACTERS, EDITS_MAX, INSERT_BYTES_MAX, NO_PEN, Pen
@@ -76,10 +76,11 @@ class PropertySetItem(Item):
             raise KeyError(path)
         self._change(Set(steps, DELETED))
 
-    def update(self, **properties: Value) -> None:
-        """Set several properties as one operation."""
-        if properties:
-            self._change(*[Set((name,), self._plain(name, value)) for name, value in properties.items()])
+    def update(self, properties: Mapping[str, Value] | None = None, /, **more: Value) -> None:
+        """Set several properties as one operation, given as a mapping, as keywords, or as both."""
+        given = merge_properties(properties, more)
+        if given:
+            self._change(*[Set((name,), self._plain(name, value)) for name, value in given.items()])
 
     def add(self, path: str | tuple[str, ...], element: Value) -> None:
         """Add an element to the set at a path. Concurrent additions and removals of others are kept apart."""

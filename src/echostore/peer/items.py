@@ -4,6 +4,7 @@ A handle stays valid for as long as its party is open, whatever happens to the i
 now; writing goes through the party, so that it lands in the open batch or in a message of its own.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from echostore.kernel.errors import ModelFailed, NotFound, Refused, UsageError
@@ -184,9 +185,17 @@ class Item:
 
     # links
 
-    def link(self, target: "Item | Reference", *, type: str = "link", **properties: Value) -> "Item":
+    def link(
+        self,
+        target: "Item | Reference",
+        properties: Mapping[str, Value] | None = None,
+        /,
+        *,
+        type: str = "link",
+        **more: Value,
+    ) -> "Item":
         """A typed edge to another item, itself an item. The target may lie in another party."""
-        return self.party.link(self, target, type=type, **properties)
+        return self.party.link(self, target, properties, type=type, **more)
 
     def links(self, type: str | None = None) -> "list[Item]":
         """Links that start or end here."""

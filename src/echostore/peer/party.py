@@ -12,10 +12,11 @@ from echostore.kernel.items.record import NAME_KEY, Genesis, ItemRecord
 from echostore.kernel.models.property_set import Change, PropertySet, Set
 from echostore.kernel.party.credentials import ForkEvidence, Role
 from echostore.kernel.timeframe import Timeframe
-from echostore.kernel.values import Reference, Value, check_value, kind_of, parse_locator
+from echostore.kernel.values import Reference, Value, check_value, kind_of, merge_properties, parse_locator
 from echostore.peer import arguments
 from echostore.peer.anchors import Anchor
 from echostore.peer.capabilities import CapabilityIssuing
+from echostore.peer.deprecated import deprecated_key, deprecated_name, deprecated_version
 from echostore.peer.elsewhere import Elsewhere, HeldElsewhere
 from echostore.peer.item_kinds import HANDLES, CustomItem, PropertySetItem
 from echostore.peer.items import Item, plain_references
@@ -108,25 +109,54 @@ class Party(CapabilityIssuing):
 
     def create(
         self,
-        model: Any = "property-set",
+        model: Any = None,
+        properties: Mapping[str, Value] | None = None,
+        /,
         *,
         type: str = "",
         parent: Item | None = None,
-        name: str = "",
-        version: int | None = None,
-        **properties: Value,
+        **more: Value,
     ) -> Any:
-        """Make an item. The model is a name, a registered class, or an instance of a dataclass with a schema."""
-        if not isinstance(model, str):
-            return create_from_object(self, model, type=type, parent=parent, name=name, properties=properties)
+        """Make an item. The model is a name ("property-set" if none is given), `name@version`, a registered class, or an
+        instance of a dataclass with a schema.
+
+        `type` and `parent` are the item's own; every other keyword is a property. A mapping gives properties of any
+        name, also of these two: `create("property-set", {"type": "saloon"}, type="car")`.
+        """
+        given = merge_properties(properties, more)
+        if model is not None and not isinstance(model, str):
+            name = deprecated_name(given)
+            return create_from_object(self, model, type=type, parent=parent, name=name, properties=given)
+        if model is None and "model" in more and more["model"] in [known for known, _ in self.peer.models.names()]:
+            raise UsageError(
+                "`model` is a keyword here, and keywords are properties",
+                next_step=f'Write create("{more["model"]}", ...) for the model, create(None, {{"model": ...}}) for a property.',
+            )
+        kind, version = self._model_named(PropertySet.name if model is None else model)
+        name = ""
+        if kind != PropertySet.name:
+            name, version = deprecated_name(given), deprecated_version(kind, version, given)
+        version = self._registered_version(kind) if version is None else version
+        if given and (kind, version) != (PropertySet.name, PropertySet.version):
+            shown = kind if kind != PropertySet.name else f"{kind}@{version}"
+            raise UsageError(f"a {shown} takes no properties", next_step="Put them into a property-set.")
+        return self._create(kind, version, type=type, parent=parent, name=name, properties=given)
+
+    def _model_named(self, text: str) -> tuple[str, int | None]:
+        """The model and, of `name@version`, the version."""
+        kind, at, version = text.rpartition("@")
+        if not at or self.peer.models.latest(text) is not None:
+            return text, None
+        if not (version.isascii() and version.isdigit()):
+            raise UsageError(f"a model version is a number from 1, not {version!r:.40}")
+        return kind, int(version)
+
+    def _registered_version(self, model: str) -> int:
         known = self.peer.models.latest(model)
-        if known is None and version is None:
+        if known is None:
             names = ", ".join(sorted({known for known, _ in self.peer.models.names()}))
             raise UsageError(f"the model {model!r} is not registered", next_step=f"Known models: {names}.")
-        genesis_version = version or known or 1
-        if properties and model != PropertySet.name:
-            raise UsageError(f"a {model} takes no properties", next_step="Put them into a property-set.")
-        return self._create(model, genesis_version, type=type, parent=parent, name=name, properties=properties)
+        return known
 
     def _create(
         self,
@@ -172,8 +202,18 @@ class Party(CapabilityIssuing):
 
         return replace(genesis, id_proof=sign_view(self.key, encode_genesis(genesis), key))
 
-    def link(self, source: Item, target: Item | Reference, *, type: str = "link", **properties: Value) -> Item:
-        """A typed edge from an item to another, of this or another party. The link is itself an item."""
+    def link(
+        self,
+        source: Item,
+        target: Item | Reference,
+        properties: Mapping[str, Value] | None = None,
+        /,
+        *,
+        type: str = "link",
+        **more: Value,
+    ) -> Item:
+        """A typed edge from an item to another, of this or another party. The link is itself an item. Its properties are
+        given as to `create`."""
         self.check_own(source)
         end = self.reference_to(target) if isinstance(target, Item) else target
         if not isinstance(end, Reference):
@@ -184,7 +224,7 @@ class Party(CapabilityIssuing):
             type=type,
             parent=None,
             name="",
-            properties=properties,
+            properties=merge_properties(properties, more),
             source=source._record().item,
             target=end.item,
             target_party=end.party,
@@ -195,12 +235,18 @@ class Party(CapabilityIssuing):
         self,
         view_class: str,
         display_name: str,
+        properties: Mapping[str, Value] | None = None,
+        /,
         *,
         parent: Item | None = None,
-        key: bytes | None = None,
-        **properties: Value,
+        inception_key: bytes | None = None,
+        **more: Value,
     ) -> PropertySetItem:
-        """A view: an item that an inception key names and proves, found by its class."""
+        """A view: an item that an inception key names and proves, found by its class. Its further properties are given as
+        to `create`; a new inception key is made unless one of `peer.new_view_key()` is given."""
+        key = deprecated_key(inception_key, more)
+        own = {"view_class": view_class, "display_name": display_name}
+        given = merge_properties(own, merge_properties(properties, more))
         arguments.text(display_name, "a display name")
         if not self.peer.view_classes.known(arguments.text(view_class, "a view class")):
             raise UsageError(
@@ -218,7 +264,7 @@ class Party(CapabilityIssuing):
             type="view",
             parent=parent,
             name=display_name,
-            properties={"view_class": view_class, "display_name": display_name, **properties},
+            properties=given,
             inception_key=inception,
         )
         return made
@@ -327,7 +373,7 @@ class Party(CapabilityIssuing):
                 at = runtime.state.home(at)
             return False
 
-    def query(self, type: str | type[Any] | None = None, **equals: Value) -> Query[Any]:
+    def query(self, /, type: str | type[Any] | None = None, **equals: Value) -> Query[Any]:
         """A query over the items, of one type if given (a name or a dataclass); see docs/queries.md."""
         if self.has_schemas:
             self.schemas.declare_indexes()

@@ -316,7 +316,7 @@ class Peer:
         except NotFound:
             return None
 
-    def query(self, type: str | None = None, **equals: Any) -> MultiQuery[Any]:
+    def query(self, /, type: str | None = None, **equals: Any) -> MultiQuery[Any]:
         """A query over all active parties."""
         parties = [self.party(known.key) for known in self.parties() if known.state is PartyState.ACTIVE]
         query: MultiQuery[Any] = MultiQuery([party.live for party in parties])

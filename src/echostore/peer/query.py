@@ -34,7 +34,7 @@ AnyField = FieldName | FieldExpression
 ReducerName = Literal["count", "sum", "min", "max", "mean"]
 
 
-def query_over(provider: SourceProvider[I], *, type: str | None = None, **keywords: Value) -> "Query[I]":
+def query_over(provider: SourceProvider[I], /, *, type: str | None = None, **keywords: Value) -> "Query[I]":
     """What `party.query(type="task", done=False)` is."""
     start = Query(provider)
     if type is not None:
@@ -57,7 +57,7 @@ class MultiQuery(Generic[I]):
 
     # conditions
 
-    def where(self, *filters: Filter, **keywords: Value) -> Self:
+    def where(self, /, *filters: Filter, **keywords: Value) -> Self:
         """Keep items that pass: `where(done=False, priority__ge=3)`, `where(field("a.b") >= 3)`."""
         self._must_be_open("where")
         for each in filters:

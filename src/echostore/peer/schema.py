@@ -311,7 +311,11 @@ def create_from_object(
         return create_from_dataclass(party, obj, parent=parent, name=name)
     model, version = getattr(obj, "name", None), getattr(obj, "version", None)
     if isinstance(obj, builtins.type) and isinstance(model, str) and isinstance(version, int):
-        return party.create(model, version=version, type=type, parent=parent, name=name)
+        with party.batch():
+            made = party.create(f"{model}@{version}", type=type, parent=parent)
+            if name:
+                made.name = name
+        return made
     raise UsageError(
         f"party.create takes a model's name, a model class or a dataclass instance, not {obj!r:.60}",
     )

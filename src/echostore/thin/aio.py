@@ -95,7 +95,7 @@ class AioParty:
             raise AttributeError(name)
         return getattr(self.sync, name)
 
-    def query(self, type: str | None = None, **keywords: Value) -> "AioQuery":
+    def query(self, /, type: str | None = None, **keywords: Value) -> "AioQuery":
         return AioQuery(self.sync.query(type, **keywords))
 
     async def get(self, item: Any, *, sealed: bool = False) -> ThinItem:

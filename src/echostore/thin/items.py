@@ -8,13 +8,13 @@
 Writing goes into the open batch of this thread, or is a batch of its own. Reading a query again gives newer handles.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from echostore.kernel.errors import NotFound, UsageError
 from echostore.kernel.ids import ItemId, PartyKey, item_text
 from echostore.kernel.models.property_set import DELETED
-from echostore.kernel.values import Path, Reference, Value, check_path, kind_of
+from echostore.kernel.values import Path, Reference, Value, check_path, kind_of, merge_properties
 from echostore.thin import operations
 from echostore.thin.operations import LIST, LOG, PROPERTY_SET, TEXT, Operation
 from echostore.thin.overlay import Overlay
@@ -108,9 +108,17 @@ class ThinItem:
         """Give it another home; None is the party's own."""
         self._write(operations.move(self._party.feed, self.id, parent_id(parent, self._party.key)))
 
-    def link(self, target: "ThinItem | ItemId", *, type: str = "link", **properties: Value) -> "ThinItem":
+    def link(
+        self,
+        target: "ThinItem | ItemId",
+        properties: Mapping[str, Value] | None = None,
+        /,
+        *,
+        type: str = "link",
+        **more: Value,
+    ) -> "ThinItem":
         """A typed edge to another item, itself an item."""
-        made: ThinItem = self._party.link(self, target, type=type, **properties)
+        made: ThinItem = self._party.link(self, target, properties, type=type, **more)
         return made
 
     def _write(self, operation: Operation) -> None:
@@ -167,10 +175,11 @@ class ThinProperties(ThinItem):
         self[path]
         self._change({check_path(path): DELETED})
 
-    def update(self, **properties: Value) -> None:
-        """Set several properties as one operation."""
-        if properties:
-            self._change({(name,): value for name, value in properties.items()})
+    def update(self, properties: Mapping[str, Value] | None = None, /, **more: Value) -> None:
+        """Set several properties as one operation, given as a mapping, as keywords, or as both."""
+        given = merge_properties(properties, more)
+        if given:
+            self._change({(name,): value for name, value in given.items()})
 
     def _find(self, path: Path) -> Any:
         found: Any = self.values

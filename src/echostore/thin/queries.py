@@ -52,7 +52,7 @@ class ThinQuery:
 
     # building
 
-    def where(self, *filters: Filter, **keywords: Value) -> Self:
+    def where(self, /, *filters: Filter, **keywords: Value) -> Self:
         """Keep items that pass: `where(done=False, priority__ge=3)`, `where(field("a.b") >= 3)`."""
         for each in filters:
             if not isinstance(each, Compare | And | Or | Not):

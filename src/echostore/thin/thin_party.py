@@ -10,7 +10,7 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,7 @@ from echostore.kernel.coherence.services import SERVICES_SPEC
 from echostore.kernel.errors import EchoError, NotFound, Refused, TimedOut, Unreachable, UsageError
 from echostore.kernel.ids import ITEM_ID_BYTES, FeedId, ItemId, PartyKey, item_from_text, item_text
 from echostore.kernel.query.spec import QuerySpec
-from echostore.kernel.values import Reference, Value, kind_of
+from echostore.kernel.values import Reference, Value, kind_of, merge_properties
 from echostore.thin import operations
 from echostore.thin.answers import Answer, Answers
 from echostore.thin.driver import HOME, Driver
@@ -146,7 +146,7 @@ class ThinParty:
 
     # reading
 
-    def query(self, type: str | None = None, **keywords: Value) -> ThinQuery:
+    def query(self, /, type: str | None = None, **keywords: Value) -> ThinQuery:
         """`query(type="task", done=False)`; more with where, order_by, limit and others."""
         query = ThinQuery(self, QuerySpec.start(type))
         return query.where(**keywords) if keywords else query
@@ -186,22 +186,50 @@ class ThinParty:
     # writing
 
     def create(
-        self, model: str = PROPERTY_SET, *, type: str = "", parent: ThinItem | None = None, **properties: Value
+        self,
+        model: str | None = None,
+        properties: Mapping[str, Value] | None = None,
+        /,
+        *,
+        type: str = "",
+        parent: ThinItem | None = None,
+        **more: Value,
     ) -> Any:
-        """A new item; its id is from the arc, so that it may be edited and linked before the root has it."""
-        if properties and model != PROPERTY_SET:
-            raise UsageError(f"a {model} has no properties", next_step="Create it first, then write into it.")
+        """A new item; its id is from the arc, so that it may be edited and linked before the root has it.
+
+        `type` and `parent` are the item's own; every other keyword is a property. A mapping gives properties of any
+        name, also of these two: `create("property-set", {"type": "saloon"}, type="car")`.
+        """
+        given = merge_properties(properties, more)
+        if model is None and "model" in more and more["model"] in list(operations.VERSIONS):
+            raise UsageError(
+                "`model` is a keyword here, and keywords are properties",
+                next_step=f'Write create("{more["model"]}", ...) for the model, create(None, {{"model": ...}}) for a property.',
+            )
+        kind = PROPERTY_SET if model is None else model
+        if given and kind != PROPERTY_SET:
+            raise UsageError(f"a {kind} has no properties", next_step="Create it first, then write into it.")
         where = parent_id(parent, self.key)
         item = self._new_item()
-        written = [operations.create(self.feed, item, model, type, parent=where)]
-        return self._made(item, written, properties)
+        written = [operations.create(self.feed, item, kind, type, parent=where)]
+        return self._made(item, written, given)
 
-    def link(self, source: ThinItem, target: "ThinItem | ItemId", *, type: str = "link", **properties: Value) -> Any:
-        """A typed edge between two items, itself an item."""
+    def link(
+        self,
+        source: ThinItem,
+        target: "ThinItem | ItemId",
+        properties: Mapping[str, Value] | None = None,
+        /,
+        *,
+        type: str = "link",
+        **more: Value,
+    ) -> Any:
+        """A typed edge between two items, itself an item. Its properties are given as to `create`."""
+        given = merge_properties(properties, more)
         ends = (source.id_in(self.key), item_of(target))
         item = self._new_item()
         written = [operations.create(self.feed, item, PROPERTY_SET, type, ends=ends)]
-        return self._made(item, written, properties)
+        return self._made(item, written, given)
 
     def publish(self, ops: Sequence[Operation]) -> Receipt | None:
         """Write operations as one batch; inside `batch()` they join it, and there is no receipt yet."""

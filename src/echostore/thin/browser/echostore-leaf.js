@@ -1755,7 +1755,10 @@ export class Party {
 
   // writing
 
-  create({ model = "property-set", type = "", parent = null } = {}, properties = {}) {
+  // The first argument is the item's own: model, type and parent. Properties, of any name, are the second.
+  create({ model = "property-set", type = "", parent = null, ...unknown } = {}, properties = {}) {
+    const [stray] = Object.keys(unknown);
+    if (stray !== undefined) throw new EchoError("E-USAGE", `${stray} is not model, type or parent`, `Write create({ type }, { ${stray}: ... }) for a property.`);
     if (!(model in MODELS)) throw new EchoError("E-USAGE", `${model} is not a model that a leaf can make`, `Models are ${Object.keys(MODELS).join(", ")}.`);
     return this.make({ model, version: 1, type, parent: parent === null ? NOTHING : unhex(itemId(parent)) }, properties);
   }

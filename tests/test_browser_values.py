@@ -1,0 +1,52 @@
+"""How the module for browsers takes and gives values, in Node over a real socket."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from echostore.wire.capabilities import capability_text
+from test_thin_browser import HERE, MODULE, node
+from thin_server import ThinServer, capability
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> Path:
+    copy = tmp_path / "leaf.mjs"
+    shutil.copyfile(MODULE, copy)
+    return copy
+
+
+def checked(module: Path, server: ThinServer, check: str) -> Any:
+    """What one check of values.mjs found."""
+    ran = subprocess.run(
+        [
+            node(),
+            "--experimental-websocket",
+            "--no-warnings",
+            HERE / "values.mjs",
+            module,
+            server.url,
+            capability_text(capability()),
+            check,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (0, ""), ran.stdout
+    return json.loads(ran.stdout)
+
+
+def test_the_browser_keeps_properties_of_any_name(module: Path) -> None:
+    with ThinServer() as server:
+        kind, values, of_link, stray = checked(module, server, "names")
+        kept = next(each for each in server.items.values() if each.type == "thing")
+    assert kind == "thing"
+    assert values == kept.values == {**of_link, "type": "other"}
+    assert of_link["type"] == "the type"
+    assert "title is not model, type or parent" in stray
