@@ -29,7 +29,8 @@ from functools import partial
 from typing import Any, Final, NoReturn
 
 from echostore.kernel.errors import UsageError
-from echostore.peer.attached import SLICE_S, Remote, RemoteSubscription
+from echostore.peer.attached import SLICE_S, Remote
+from echostore.peer.attached_watch import RemoteSubscription, RemoteWatch
 from echostore.peer.local_values import living_name
 from echostore.peer.peer import open_peer
 from echostore.peer.query_live import Watch
@@ -292,7 +293,7 @@ def _plain(value: Any) -> Any:
 
 
 def _wrapped(workers: _Workers, value: Any) -> Any:
-    if isinstance(value, (Remote, RemoteSubscription)) or living_name(type(value)) is not None:
+    if isinstance(value, (Remote, RemoteSubscription, RemoteWatch)) or living_name(type(value)) is not None:
         return Plan(workers, value, ())
     if type(value) in (list, tuple):
         return type(value)(_wrapped(workers, each) for each in value)

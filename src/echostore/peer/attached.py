@@ -8,9 +8,12 @@ Every object stands for one in the other process (`Remote`); methods, properties
 they do there, errors are raised here as the same classes, and `isinstance` says what the object is over there. Each
 thread has a connection of its own, because a batch belongs to a thread. What differs is told in docs/operate/serve.md:
 a subscriber is told in a thread of its own and shortly after the change, and models can't be registered from here.
+
+When the service ends and another process serves the home, calls reattach with back-off. Parties, items, queries and
+attributes are found again there; an iteration, an open batch or a receipt is not. A call whose answer was lost raises,
+because it is not known whether it was carried out. Live queries go on (`attached_watch`).
 """
 
-import logging
 import os
 import secrets
 import threading
@@ -24,18 +27,20 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from echostore.kernel.errors import Closed, EchoError, Refused, TimedOut, UsageError
+from echostore.kernel.errors import Closed, Refused, TimedOut, UsageError
 from echostore.kernel.values import merge_properties
 from echostore.peer.local_server import PEER
 from echostore.peer.local_socket import PROTOCOL_VERSION, Disconnected, Frames, connect_locally
 from echostore.peer.local_values import Codec, living_class, pack_error, unpack_error
 from echostore.store.home import Home
 
-_log = logging.getLogger("echostore")
-
 SLICE_S: Final = 1.0
 """How long the other process waits at a time for something to happen; then it looks whether this one is still there."""
 HELLO_S: Final = 10.0
+REATTACH_S: Final = 10.0
+"""How long a call waits for another process to serve the home after the one it was attached to has ended."""
+BACK_OFF_S: Final = (0.05, 1.0)
+"""The first and the longest pause between two tries."""
 _DROP_AT: Final = 64
 """Objects that are not used any more are told in groups."""
 
@@ -45,39 +50,83 @@ def attach(home: Home, *, name: str | None = None) -> Any:
     frames = connect_locally(home.path)
     if frames is None:
         return None
-    link = _Link(home, frames)
-    peer = _made(link, ["r", PEER, "echostore.peer.peer:Peer", {"same": 0}])
+    try:
+        peer = _peer(Link(home, frames))
+    except _NotSent:
+        return None
     if name is not None and name != peer.name:
         peer.rename(name)
     return peer
 
 
-class _Link:
+class ConnectionLost(Closed):
+    """The process that had the peer open has ended."""
+
+    def __init__(self, what: str = "", *, unchanged: str = "") -> None:
+        super().__init__(
+            what or "the process that had the peer open has ended",
+            unchanged=unchanged or "What it had made durable is kept.",
+            next_step="Start `echostore serve` again, or open the home again.",
+        )
+
+
+class _NotSent(Exception):
+    """The request did not reach the other process: it may be sent again."""
+
+
+class _Own(threading.local):
+    """What belongs to one thread."""
+
+    def __init__(self) -> None:
+        self.frames: Frames | None = None
+        self.functions: list[int] = []
+        self.entered: list[Frames] = []
+        """The connections on which this thread is inside a context, such as a batch."""
+
+
+class Link:
     """This program's conversation with the running peer: one connection per thread, and one that keeps the objects
     alive when that of a thread is lost."""
 
     def __init__(self, home: Home, keeper: Frames) -> None:
         self.home = home
         self.closed = False
+        self.generation = 0
+        """Counts the processes that were attached to; objects of an earlier one are found again when they are used."""
+        self._instance = b""
+        self._lock = threading.RLock()
         self._token = secrets.token_bytes(16)
-        self._own = threading.local()
+        self._own = _Own()
         self._all: weakref.WeakSet[Frames] = weakref.WeakSet()
         self._dropped: deque[int] = deque()
         self._functions: dict[int, Callable[..., Any]] = {}
         self._numbers = iter(range(1 << 62))
         self._codec = Codec(self._outgoing, lambda named: _made(self, named))
-        self._keeper = self._greet(keeper)
+        self._keeper: Frames | None = keeper
+        self._greet(keeper)
 
     def _greet(self, frames: Frames) -> Frames:
         """Begin the conversation on a new connection."""
         try:
             frames.send(["attach", PROTOCOL_VERSION, self._token])
-            self._answer(frames, HELLO_S)
+            instance = self._answer(frames, HELLO_S)
         except Disconnected:
-            raise _lost() from None
+            raise _NotSent from None
         except TimeoutError:
             raise Closed(f"the process that has {self.home.path} open does not answer") from None
         self._all.add(frames)
+        with self._lock:
+            if instance != self._instance:
+                self._instance = instance
+                self.generation += 1
+                self._dropped.clear()
+                if self.generation > 1:
+                    self._keeper = None
+            if self._keeper is None:
+                self._keeper = connect_locally(self.home.path)
+                if self._keeper is None:
+                    raise _NotSent
+                self._greet(self._keeper)
         return frames
 
     @property
@@ -85,38 +134,92 @@ class _Link:
         """The connection of this thread."""
         if self.closed:
             raise Closed("the peer has been closed", next_step="Open it again.")
-        found: Frames | None = getattr(self._own, "frames", None)
-        if found is None:
+        if self._own.frames is None:
+            if self._own.entered:
+                raise ConnectionLost(unchanged="The open batch was undone.")
             fresh = connect_locally(self.home.path)
             if fresh is None:
-                raise _lost()
-            found = self._own.frames = self._greet(fresh)
-        return found
+                raise _NotSent
+            self._own.frames = self._greet(fresh)
+        return self._own.frames
 
-    def current(self) -> Frames | None:
-        return getattr(self._own, "frames", None)
+    def enter(self) -> Frames:
+        """This thread is inside a context now, which lasts as long as its connection does."""
+        frames = self.frames
+        self._own.entered.append(frames)
+        return frames
 
-    def request(self, verb: str, number: int, *rest: Any) -> Any:
-        """One request and its answer."""
+    def leave(self, entered_on: Frames) -> bool:
+        """This thread leaves its context. False when the connection was lost, and the context with it."""
+        self._own.entered.pop()
+        return self._own.frames is entered_on
+
+    def request(self, verb: str, target: Any, *rest: Any, patience_s: float = REATTACH_S) -> Any:
+        """One request and its answer. While nobody serves the home it is tried again for `patience_s`."""
+        deadline = time.monotonic() + patience_s
+        pause_s, longest_s = BACK_OFF_S
+        while True:
+            try:
+                return self._request(verb, target, rest)
+            except _NotSent:
+                if self._own.entered:
+                    raise ConnectionLost(unchanged="The open batch was undone.") from None
+                if time.monotonic() + pause_s > deadline:
+                    raise ConnectionLost from None
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, longest_s)
+
+    def _request(self, verb: str, target: Any, rest: tuple[Any, ...]) -> Any:
         functions: list[int] = []
-        packed = [self._packed(each, functions) for each in rest]
         try:
             frames = self.frames
+            number = self._number(target)
+            packed = [self._packed(each, functions) for each in rest]
             if len(self._dropped) >= _DROP_AT:
                 gone = [self._dropped.popleft() for _ in range(len(self._dropped))]
-                frames.send(["drop", PEER, *gone])
+                self._send(frames, ["drop", PEER, *gone])
                 self._answer(frames)
-            frames.send([verb, number, *packed])
+            self._send(frames, [verb, number, *packed])
             return self._answer(frames)
         except Disconnected:
             self._hang_up()
-            raise _lost() from None
+            raise ConnectionLost(
+                "the process that had the peer open has ended during a call",
+                unchanged="It is not known whether the call was carried out.",
+            ) from None
         finally:
             for each in functions:
                 del self._functions[each]
 
-    def drop(self, number: int) -> None:
-        self._dropped.append(number)
+    def _send(self, frames: Frames, request: list[Any]) -> None:
+        try:
+            frames.send(request)
+        except Disconnected:
+            self._hang_up()
+            raise _NotSent from None
+
+    def _number(self, target: Any) -> int:
+        """The number of an object in the process that is attached to now."""
+        if isinstance(target, int):
+            return target
+        number, generation = (object.__getattribute__(target, name) for name in ("_number", "_generation"))
+        if number == PEER or generation == self.generation:
+            return int(number)
+        if not isinstance(target, Remote):
+            raise ConnectionLost
+        return target._find_again()
+
+    @property
+    def peer(self) -> Any:
+        return _peer(self)
+
+    def missing_item(self, party: bytes, item: bytes) -> Any:
+        """What stands for an item that is not in its party any more."""
+        return _remote_class("echostore.peer.items:Item")(self, -1, {"id": item, "of": party}, generation=0)
+
+    def drop(self, generation: int, number: int) -> None:
+        if generation == self.generation:
+            self._dropped.append(number)
 
     def close(self) -> None:
         self.closed = True
@@ -156,14 +259,12 @@ class _Link:
                 frames.send(["answer", self._codec.pack(result)])
 
     def _hang_up(self) -> None:
-        frames = self.current()
+        frames, self._own.frames = self._own.frames, None
         if frames is not None:
-            self._own.frames = None
             frames.close()
 
     def _packed(self, value: Any, functions: list[int]) -> Any:
-        before = self._own.__dict__.get("functions")
-        self._own.functions = functions
+        before, self._own.functions = self._own.functions, functions
         try:
             return self._codec.pack(value)
         finally:
@@ -172,10 +273,9 @@ class _Link:
     def _outgoing(self, value: Any) -> list[Any] | None:
         kind = type(value)
         if issubclass(kind, (Remote, _RemoteIterator, _RemoteContext)):
-            number = object.__getattribute__(value, "_number")
             if object.__getattribute__(value, "_link") is not self:
                 raise UsageError("the object belongs to another peer")
-            return ["r", number]
+            return ["r", self._number(value)]
         if issubclass(kind, type):
             raise Refused(
                 f"the class {value.__name__} can't be sent to the running peer: code never travels",
@@ -193,31 +293,46 @@ class _Link:
         return number
 
 
-def _lost() -> Closed:
-    return Closed(
-        "the process that had the peer open has ended",
-        unchanged="What it had made durable is.",
-        next_step="Open the home again.",
-    )
-
-
 # objects of the other process
 
 
 class Remote:
     """An object of the other process."""
 
-    __slots__ = ("__weakref__", "_facts", "_link", "_number")
+    __slots__ = ("__weakref__", "_facts", "_found", "_generation", "_link", "_number", "_origin")
 
-    def __init__(self, link: _Link, number: int, facts: dict[str, Any]) -> None:
+    def __init__(self, link: Link, number: int, facts: dict[str, Any], *, generation: int | None = None) -> None:
         object.__setattr__(self, "_link", link)
         object.__setattr__(self, "_number", number)
+        object.__setattr__(self, "_generation", link.generation if generation is None else generation)
         object.__setattr__(self, "_facts", facts)
-        if number != PEER:
-            weakref.finalize(self, link.drop, number).atexit = False
+        object.__setattr__(self, "_origin", None)
+        if number != PEER and self._generation:
+            weakref.finalize(self, link.drop, self._generation, number).atexit = False
 
     _echo_class: type
     """What it is over there."""
+    _generation: int
+    _origin: Callable[[], Any] | None
+    """How to get the same object from another process; parties and items are found by their facts."""
+
+    def _find_again(self) -> int:
+        """The number of the same object in another process."""
+        facts = self._facts
+        if "id" in facts:
+            found = _call(_call(_peer(self._link), "party", facts["of"]), "get", facts["id"])
+        elif "key" in facts:
+            found = _call(_peer(self._link), "party", facts["key"])
+        elif self._origin is not None:
+            found = self._origin()
+        else:
+            raise ConnectionLost(
+                f"the process has ended that this {self._echo_class.__name__} belonged to", unchanged="Get it again."
+            )
+        for name in ("_number", "_generation"):
+            object.__setattr__(self, name, object.__getattribute__(found, name))
+        object.__setattr__(self, "_found", found)  # the other process keeps the object as long as this one does
+        return int(self._number)
 
     def __getattr__(self, name: str) -> Any:
         facts = object.__getattribute__(self, "_facts")
@@ -230,10 +345,10 @@ class Remote:
             return lambda *positional, **named: local(self, *positional, **named)
         if isfunction(getattr_static(self._echo_class, name, None)):
             return lambda *positional, **named: _call(self, name, *positional, **named)
-        return self._link.request("get", self._number, name)
+        return _with_origin(self._link.request("get", self, name), lambda: getattr(self, name))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._link.request("set", self._number, name, value)
+        self._link.request("set", self, name, value)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Remote) or other._link is not self._link:
@@ -257,43 +372,55 @@ class Remote:
 class _RemoteIterator:
     """An iterator of the other process."""
 
-    def __init__(self, link: _Link, number: int) -> None:
-        self._link, self._number = link, number
-        weakref.finalize(self, link.drop, number).atexit = False
+    def __init__(self, link: Link, number: int) -> None:
+        self._link, self._number, self._generation = link, number, link.generation
+        weakref.finalize(self, link.drop, link.generation, number).atexit = False
 
     def __iter__(self) -> "Iterator[Any]":
         return self
 
     def __next__(self) -> Any:
-        return self._link.request("next", self._number)
+        return self._link.request("next", self, patience_s=0.0)
 
 
 class _RemoteContext:
     """A context manager of the other process, such as a batch. Entered and left by the same thread."""
 
-    def __init__(self, link: _Link, number: int) -> None:
-        self._link, self._number = link, number
+    def __init__(self, link: Link, number: int) -> None:
+        self._link, self._number, self._generation = link, number, link.generation
         self._entered_on: Frames | None = None
-        weakref.finalize(self, link.drop, number).atexit = False
+        weakref.finalize(self, link.drop, link.generation, number).atexit = False
 
     def __enter__(self) -> Any:
-        result = self._link.request("enter", self._number)
-        self._entered_on = self._link.current()
+        result = self._link.request("enter", self, patience_s=0.0)
+        self._entered_on = self._link.enter()
         return result
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        if self._link.current() is not self._entered_on:
+        assert self._entered_on is not None, "it was entered"
+        if not self._link.leave(self._entered_on):
             if error is None:
-                raise _lost()
+                raise ConnectionLost(unchanged="The open batch was undone.")
             return False  # the connection was lost, and the other side has left the context by that
         if error is not None and not isinstance(error, Exception):
             self._link._hang_up()  # ^C: the other side undoes what was open
             return False
-        goes_on: bool = self._link.request("exit", self._number, None if error is None else pack_error(error))
+        goes_on: bool = self._link.request("exit", self, None if error is None else pack_error(error), patience_s=0.0)
         return error is not None and not goes_on
 
 
-def _made(link: _Link, named: list[Any]) -> Any:
+def _peer(link: Link) -> Any:
+    return _made(link, ["r", PEER, "echostore.peer.peer:Peer", {"same": 0}])
+
+
+def _with_origin(result: Any, origin: Callable[[], Any]) -> Any:
+    """Note where an object came from, unless it is found by what it is."""
+    if isinstance(result, Remote) and not {"id", "key"} & result._facts.keys():
+        object.__setattr__(result, "_origin", origin)
+    return result
+
+
+def _made(link: Link, named: list[Any]) -> Any:
     tag, number, *rest = named
     if tag == "i":
         return _RemoteIterator(link, number)
@@ -320,9 +447,6 @@ def _remote_class(name: str) -> type[Remote]:
     if hasattr(real, "__enter__"):
         members["__enter__"] = lambda self: self
         members["__exit__"] = lambda self, kind, error, trace: self.close()
-    if (real.__name__, "__next__") in _LOCAL:
-        members["__next__"] = _LOCAL[real.__name__, "__next__"]
-        members["__iter__"] = lambda self: self
     if (real.__name__, "__arrow_c_stream__") in _LOCAL:
         members["__arrow_c_stream__"] = _LOCAL[real.__name__, "__arrow_c_stream__"]
     return type(real.__name__, (Remote,), members)
@@ -333,11 +457,23 @@ def _special(name: str) -> Callable[..., Any]:
 
 
 def _iterated(remote: Remote) -> "Iterator[Any]":
-    return iter(remote._link.request("iterate", remote._number))
+    return iter(remote._link.request("iterate", remote))
+
+
+def remote_call(remote: Remote, method: str, /, *positional: Any, patience_s: float = REATTACH_S, **named: Any) -> Any:
+    """Call a method of an object of the other process; while nobody serves the home, try again for `patience_s`."""
+    result = remote._link.request("call", remote, method, positional, named, patience_s=patience_s)
+    if type(result).__name__ in _PURE:
+        return _with_origin(result, lambda: _call(remote, method, *positional, **named))
+    return result
 
 
 def _call(remote: Remote, method: str, /, *positional: Any, **named: Any) -> Any:
-    return remote._link.request("call", remote._number, method, positional, named)
+    return remote_call(remote, method, *positional, **named)
+
+
+_PURE: Final = frozenset({"MultiQuery", "Query"})
+"""Objects that a call makes without changing anything: the call may be made again in another process."""
 
 
 # what is done on this side
@@ -347,7 +483,7 @@ def _close(peer: Remote) -> None:
     """Make what was written durable, and leave the running peer to itself."""
     if not peer._link.closed:
         try:
-            _call(peer, "flush")
+            peer._link.request("call", peer, "flush", (), {}, patience_s=0.0)
         finally:
             peer._link.close()
 
@@ -415,21 +551,16 @@ def _wait(remote: Remote, *positional: Any, timeout: float | None = None, **name
     return _patient(remote, timeout, lambda slice_s: _call(remote, "wait", *positional, timeout=slice_s, **named))
 
 
-def _next_change(watch: Remote) -> Any:
-    patience = watch.timeout_s
-    deadline = None if patience is None else time.monotonic() + patience
-    while True:
-        left = SLICE_S if deadline is None else min(SLICE_S, deadline - time.monotonic())
-        change = _call(watch, "poll", max(0.0, left))
-        if change is not None:
-            return change
-        if watch.closed or (deadline is not None and time.monotonic() >= deadline):
-            _call(watch, "close")
-            raise StopIteration
+def _watch(query: Remote, *, timeout_s: float | None = None, initial: bool = False) -> Any:
+    from echostore.peer.attached_watch import RemoteWatch
+
+    return RemoteWatch(query, timeout_s=timeout_s, initial=initial)
 
 
-def _subscribe(query: Remote, fn: Callable[[Any], object], *, initial: bool = False) -> "RemoteSubscription":
-    return RemoteSubscription(query.watch(initial=initial), fn)
+def _subscribe(query: Remote, fn: Callable[[Any], object], *, initial: bool = False) -> Any:
+    from echostore.peer.attached_watch import RemoteSubscription
+
+    return RemoteSubscription(_watch(query, initial=initial), fn)
 
 
 def _to_pandas(query: Remote) -> Any:
@@ -448,45 +579,6 @@ def _arrow_stream(query: Remote, requested_schema: object | None = None) -> obje
     return query.to_arrow().__arrow_c_stream__(requested_schema)
 
 
-class RemoteSubscription:
-    """A subscription to a query of the running peer: `fn` is called in a thread of this program."""
-
-    def __init__(self, watch: Any, fn: Callable[[Any], object]) -> None:
-        self._watch, self._fn = watch, fn
-        self._closing = False
-        self._thread = threading.Thread(target=self._run, name="echostore-subscription", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Tell nothing any more."""
-        self._closing = True
-        if not self._watch._link.closed:
-            self._watch.close()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(timeout=2 * SLICE_S)
-
-    __call__ = close
-
-    def __enter__(self) -> "RemoteSubscription":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def _run(self) -> None:
-        try:
-            for change in self._watch:
-                if self._closing:
-                    return
-                try:
-                    self._fn(change)
-                except Exception:  # noqa: BLE001  # as in the peer itself: the next change must be told
-                    _log.exception("a subscriber of a live query raised")
-        except EchoError as ended:
-            if not self._closing and not self._watch._link.closed:
-                _log.warning("a live query has ended: %s", ended)
-
-
 _LOCAL: Final[dict[tuple[str, str], Callable[..., Any]]] = {
     ("Peer", "close"): _close,
     ("Peer", "import_party"): _import,
@@ -499,12 +591,12 @@ _LOCAL: Final[dict[tuple[str, str], Callable[..., Any]]] = {
     ("Receipt", "wait"): _wait,
     ("Invitation", "wait"): _wait,
     ("Stream", "wait"): _wait,
-    ("Watch", "__next__"): _next_change,
     **{
         (query, name): function
         for query in ("Query", "MultiQuery")
         for name, function in (
             ("subscribe", _subscribe),
+            ("watch", _watch),
             ("to_pandas", _to_pandas),
             ("to_polars", _to_polars),
             ("__arrow_c_stream__", _arrow_stream),

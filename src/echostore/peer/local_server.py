@@ -14,6 +14,7 @@ Between the two come ["ask", function, arguments] for a function of the client w
 import contextlib
 import itertools
 import logging
+import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -57,6 +58,8 @@ class LocalServer:
 
     def __init__(self, peer: "Peer") -> None:
         self._peer = peer
+        self.instance = secrets.token_bytes(8)
+        """Tells clients whether they reached the process again that has their objects."""
         self._sessions: dict[bytes, _Session] = {}
         self._lock = threading.Lock()
         self._connections: set[_Connection] = set()
@@ -197,7 +200,7 @@ class _Connection:
             raise Disconnected("another version")
         token: bytes = hello[2]
         self._session = self._server.session(token)
-        self._frames.send(["ok", PROTOCOL_VERSION])
+        self._frames.send(["ok", self._server.instance])
         return token
 
     def _serve(self) -> None:

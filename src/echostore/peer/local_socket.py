@@ -21,7 +21,7 @@ import msgspec
 from echostore.kernel.errors import TooLarge
 
 SOCKET_NAME = "serve.sock"
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 FRAME_BYTES_MAX = 64 << 20
 """Above every value, list of items and chunk of a file; a bound on what one frame may take."""
 _PATH_BYTES_MAX = 100

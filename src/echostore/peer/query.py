@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, Generic, Literal, Self, TypeVar
 
 from echostore.kernel.errors import NotFound, UsageError
-from echostore.kernel.ids import ItemId
+from echostore.kernel.ids import ItemId, PartyKey
 from echostore.kernel.query.evaluate import Result, StageCount, finish, matches
 from echostore.kernel.query.expressions import FieldExpression, comparisons, field
 from echostore.kernel.query.fields import Field, FieldName, parse_field, reader
@@ -255,6 +255,11 @@ class MultiQuery(Generic[I]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({'; '.join(self.spec.describe())})"
+
+    @property
+    def parties(self) -> list[PartyKey]:
+        """The parties that it ranges over."""
+        return [provider.party for provider in self._providers]
 
     # running
 
