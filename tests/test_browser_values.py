@@ -42,6 +42,14 @@ def checked(module: Path, server: ThinServer, check: str) -> Any:
     return json.loads(ran.stdout)
 
 
+def test_the_browser_refuses_changes_of_values_that_were_read(module: Path) -> None:
+    with ThinServer() as server:
+        messages, values, elements = checked(module, server, "frozen")
+    assert all(messages), messages
+    assert values == {"tags": ["a", "b"], "m": {"z": [1]}, "n": 1}
+    assert elements == [{"a": [1]}]
+
+
 def test_the_browser_keeps_properties_of_any_name(module: Path) -> None:
     with ThinServer() as server:
         kind, values, of_link, stray = checked(module, server, "names")

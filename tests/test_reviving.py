@@ -63,7 +63,7 @@ def test_it_comes_back_with_what_was_quarantined_under_another_id(circle: Circle
         item["n"] = 2
         item.add("tags", "late")
 
-    ann, gone = gone_while_cat_wrote(circle, write, model="property-set", type="task", n=1, kept=[1, 2])
+    ann, gone = gone_while_cat_wrote(circle, write, type="task", n=1, kept=[1, 2])
     assert reasons(ann) == ["discarded"] * 3
     revived = ann.revive(gone.id)
     assert (revived.old, revived.epoch, revived.operations, revived.left) == (gone.id, None, 3, [])
@@ -148,7 +148,7 @@ def test_it_keeps_who_may_write_it_and_only_they_revive_it(circle: Circle) -> No
 
 
 def test_what_was_not_discarded_is_not_revived(circle: Circle) -> None:
-    ann, gone = gone_while_cat_wrote(circle, lambda item: item.restore(), model="property-set")
+    ann, gone = gone_while_cat_wrote(circle, lambda item: item.restore())
     kept = ann.create("property-set")
     with pytest.raises(Refused, match="was not discarded: it is in the party"):
         ann.revive(kept.id)

@@ -15,6 +15,28 @@ const thrown = async (work) => {
 };
 
 const CHECKS = {
+  async frozen() {
+    const item = party.create({ type: "thing" }, { tags: ["a"], m: { z: [1] }, n: 1 });
+    const list = party.create({ model: "growable-array", type: "list" });
+    list.append({ a: [1] });
+    await party.fence("full");
+    const [read] = await party.query({ type: "thing" }).all();
+    const tried = [
+      () => item.get("tags").push("b"),
+      () => (item.get("m").z = 2),
+      () => item.get(["m", "z"]).push(2),
+      () => (item.values.n = 2),
+      () => (item.value.n = 2),
+      () => (item.title = "x"),
+      () => list.value.push(1),
+      () => list.value[0].a.push(1),
+      () => read.get("tags").push("b"),
+    ];
+    const messages = [];
+    for (const each of tried) messages.push(await thrown(each));
+    item.set("tags", [...item.get("tags"), "b"]);
+    return [messages, item.value, list.value];
+  },
   async names() {
     const names = ["name", "version", "model", "type", "parent", "self", "properties", "source", "target", "key"];
     const properties = Object.fromEntries(names.map((each) => [each, `the ${each}`]));

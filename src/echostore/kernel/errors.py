@@ -31,6 +31,10 @@ class UsageError(EchoError):
     exit_status = 2
 
 
+class ReadOnlyValue(UsageError, TypeError):
+    """A list or map that was read is changed: the change would reach no item."""
+
+
 class NotFound(EchoError):
     """No such party, item, feed or blob here."""
 

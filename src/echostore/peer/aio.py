@@ -297,7 +297,7 @@ def _wrapped(workers: _Workers, value: Any) -> Any:
         return Plan(workers, value, ())
     if type(value) in (list, tuple):
         return type(value)(_wrapped(workers, each) for each in value)
-    if isinstance(value, dict):
+    if type(value) is dict:
         return {key: _wrapped(workers, each) for key, each in value.items()}
     return value
 

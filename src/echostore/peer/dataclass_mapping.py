@@ -21,6 +21,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
 from echostore.kernel.errors import SchemaViolation, UsageError
+from echostore.kernel.frozen import plain_copy
 from echostore.kernel.ids import item_text
 from echostore.kernel.models.property_set import PropertySet
 from echostore.kernel.values import BlobRef, Reference, Value
@@ -148,7 +149,7 @@ def _shaped(item: PropertySetItem, value: Value, hint: Any, above: tuple[Propert
         return float(value)
     if isinstance(hint, type) and issubclass(hint, Enum) and value in {each.value for each in hint}:
         return hint(value)
-    return value
+    return plain_copy(value)
 
 
 def _referred(item: PropertySetItem, reference: Reference, hint: Any, above: tuple[PropertySetItem, ...]) -> Any:

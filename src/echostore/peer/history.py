@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from echostore.kernel.errors import Compacted, UsageError
+from echostore.kernel.frozen import frozen
 from echostore.kernel.ids import FeedId, ItemId, feed_id
 from echostore.kernel.items.operations import GENESIS, METADATA, PLACEMENT, ItemOperation
 from echostore.kernel.items.record import ItemRecord
@@ -399,7 +400,7 @@ def _compare(path: Path, before: Value, after: Value, found: list[ValueDiff]) ->
         for key in sorted(before.keys() | after.keys()):
             _compare((*path, key), before.get(key, DELETED), after.get(key, DELETED), found)
     elif before is not after and (type(before) is not type(after) or before != after):
-        found.append(ValueDiff(path, before, after))
+        found.append(ValueDiff(path, frozen(before), frozen(after)))
 
 
 def losing_values(item: "PropertySetItem", path: Path) -> list[Value]:
@@ -416,7 +417,7 @@ def losing_values(item: "PropertySetItem", path: Path) -> list[Value]:
         for stamp, value in others:
             seen = asserted_seq(runtime, winner.feed, winner.seq, stamp.feed)
             if seen < stamp.seq and value is not DELETED and value != standing:
-                lost.append(value)
+                lost.append(frozen(value))
         return lost
 
 

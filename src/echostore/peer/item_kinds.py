@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from echostore.kernel.errors import Refused, TooLarge, UsageError
+from echostore.kernel.frozen import frozen
 from echostore.kernel.ids import POSITION_BITS, ItemId, item_local
 from echostore.kernel.items.operations import CUSTOM, ItemOperation
 from echostore.kernel.limits import VALUE_BYTES_MAX
@@ -15,7 +17,7 @@ from echostore.kernel.models.text import ConcurrentText, TextRun
 from echostore.kernel.models.threaded_log import LogEntry, OwnPost, Post, PostId, Retention, Thread, ThreadedLog
 from echostore.kernel.values import Reference, Value, check_path, check_value, kind_of, merge_properties
 from echostore.peer import arguments
-from echostore.peer.items import Item, copied, plain_references
+from echostore.peer.items import Item, plain_references
 from echostore.peer.pen import EDIT_CHARACTERS, EDITS_MAX, INSERT_BYTES_MAX, NO_PEN, Pen
 from echostore.wire.messages import check_custom_operation
 from echostore.wire.values import value_bytes
@@ -37,12 +39,12 @@ class PropertySetItem(Item):
             value = self._model().get(steps, DELETED)
         if value is DELETED:
             raise KeyError(path)
-        return copied(value)
+        return frozen(value)
 
     def get(self, path: str | tuple[str, ...], default: Value = None) -> Value:
         with self.party.reading():
             value = self._model().get(check_path(path), DELETED)
-        return default if value is DELETED else copied(value)
+        return default if value is DELETED else frozen(value)
 
     def __contains__(self, path: str | tuple[str, ...]) -> bool:
         with self.party.reading():
@@ -56,9 +58,9 @@ class PropertySetItem(Item):
         return list(self)
 
     def to_dict(self) -> dict[str, Value]:
-        """All properties."""
+        """All properties, in a dict of the caller's own; lists and maps inside are read-only."""
         with self.party.reading():
-            return {key: copied(value) for key, value in self._model().value().items()}
+            return {key: frozen(value) for key, value in self._model().value().items()}
 
     def to(self, cls: type[T]) -> T:
         """The instance of a dataclass that this item stands for; changing it changes nothing here."""
@@ -201,7 +203,7 @@ class ArrayItem(Item):
         """An element as people want it: a reference to an item that is here becomes its handle."""
         if isinstance(value, Reference) and value.party is None and self.party.has(value.item):
             return self.party.handle(value.item)
-        return value
+        return frozen(value)
 
     def _model(self) -> GrowableArray:
         model: GrowableArray = self._record().model
@@ -305,8 +307,7 @@ class TextItem(Item):
     def runs(self) -> list[TextRun]:
         """The text with its marks."""
         with self.party.reading():
-            found: list[TextRun] = self._record().model.to_delta()
-            return found
+            return [TextRun(run.text, frozen(run.marks)) for run in self._record().model.to_delta()]
 
     def cursor(self, position: int) -> bytes:
         """A place that stays with its text while others edit."""
@@ -349,12 +350,12 @@ class LogItem(Item):
     def posts(self) -> list[LogEntry]:
         """Posts in canonical order; those taken back are left out."""
         with self.party.reading():
-            return [entry for entry in self._model().entries() if not entry.retracted]
+            return [_shown_entry(entry) for entry in self._model().entries() if not entry.retracted]
 
     def threads(self) -> list[Thread]:
         """The posts by thread."""
         with self.party.reading():
-            return self._model().threads()
+            return _shown_threads(self._model().threads())
 
     def set_retention(self, *, age_ms_max: int = 0, count_max: int = 0) -> None:
         """What an epoch may discard; 0 keeps everything."""
@@ -446,6 +447,18 @@ HANDLES: dict[str, type[Item]] = {
     ConcurrentText.name: TextItem,
     ThreadedLog.name: LogItem,
 }
+
+
+def _shown_entry(entry: LogEntry) -> LogEntry:
+    """A post as it is read: its body is read-only."""
+    return replace(entry, body=frozen(entry.body)) if isinstance(entry.body, (list, dict)) else entry
+
+
+def _shown_threads(threads: list[Thread]) -> list[Thread]:
+    return [
+        Thread(_shown_entry(each.entry), each.dangling, _shown_threads(each.replies) if each.replies else [])
+        for each in threads
+    ]
 
 
 def _size(value: Value, what: str) -> int:

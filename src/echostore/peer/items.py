@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from echostore.kernel.errors import ModelFailed, NotFound, Refused, UsageError
+from echostore.kernel.frozen import FrozenDict, frozen
 from echostore.kernel.ids import IdentityKey, ItemId, Stamp, item_text
 from echostore.kernel.items.operations import METADATA, PLACEMENT, ItemOperation
 from echostore.kernel.items.record import (
@@ -71,9 +72,9 @@ class Item:
         return Reference(self.id)
 
     def value(self) -> Value:
-        """The state as plain values."""
+        """The state as values; lists and maps in it are read-only."""
         with self.party.reading():
-            return copied(self._record().model.value())
+            return frozen(self._record().model.value())
 
     @property
     def failed(self) -> str | None:
@@ -95,12 +96,13 @@ class Item:
         self._write_metadata(Set((NAME_KEY,), check_value(name, where="name")))
 
     @property
-    def metadata(self) -> dict[str, Value]:
-        """The metadata item: its properties, and `embedded_items`, which is derived from the tree."""
+    def metadata(self) -> FrozenDict:
+        """The metadata item: its properties, and `embedded_items`, which is derived from the tree. Read-only."""
         with self.party.reading():
             values = dict(self._record().metadata.value())
         values["embedded_items"] = [child.reference for child in self.embedded(deleted=True)]
-        return values
+        shown: FrozenDict = frozen(values)
+        return shown
 
     def set_foreign_key(self, system: str, key: str) -> None:
         """Remember under which key another system knows this item."""
@@ -108,14 +110,16 @@ class Item:
         self._write_metadata(Set(path, check_value(key, where="key")))
 
     @property
-    def foreign_keys(self) -> dict[str, str]:
-        return dict(self._record().metadata.get((FOREIGN_KEYS_KEY,), {}))
+    def foreign_keys(self) -> FrozenDict:
+        """Under which key other systems know this item; `set_foreign_key` sets one."""
+        shown: FrozenDict = frozen(self._record().metadata.get((FOREIGN_KEYS_KEY,), {}))
+        return shown
 
     @property
-    def access(self) -> dict[str, Value] | None:
-        """Who may write this item, when that is narrowed."""
-        value = self._record().metadata.get((ACCESS_KEY,))
-        return value if isinstance(value, dict) else None
+    def access(self) -> FrozenDict | None:
+        """Who may write this item, when that is narrowed; `restrict` narrows it."""
+        value = frozen(self._record().metadata.get((ACCESS_KEY,)))
+        return value if isinstance(value, FrozenDict) else None
 
     def restrict(self, *, roles: list[str] | None = None, members: list[IdentityKey] | None = None) -> None:
         """Narrow who may write this item. Owners always may."""
@@ -324,13 +328,4 @@ def plain_references(party: "Party", value: Value, depth: int = 0) -> Value:
         return {key: plain_references(party, inner, depth + 1) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain_references(party, inner, depth + 1) for inner in value]
-    return value
-
-
-def copied(value: Value) -> Value:
-    """Containers are copied, so that callers can't change the state by accident."""
-    if isinstance(value, dict):
-        return {key: copied(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [copied(inner) for inner in value]
     return value

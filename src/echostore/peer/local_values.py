@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from echostore.kernel.errors import EchoError, UsageError
+from echostore.kernel.frozen import FrozenDict, FrozenList
 from echostore.kernel.models.property_set import DELETED
 from echostore.kernel.query.expressions import FieldExpression
 
 _TAGS: Final = """
-l list   t tuple   s set   z frozenset   d map [key, value]...   v record, name, fields   e enum, name, value
+l list   L list that was read   t tuple   s set   z frozenset   d map [key, value]...   D map that was read   v record, name, fields   e enum, name, value
 n great number   m moment   p path   r living object, number, class, facts   f function, number   g what a function of the client gives   i iterator, number
 c context manager, number   a Arrow table   x deleted
 """
@@ -111,8 +112,11 @@ class Codec:
         if isinstance(value, (bytearray, memoryview)):
             return bytes(value)
         if isinstance(value, dict):
-            return ["d", *([self.pack(key, inner), self.pack(each, inner)] for key, each in value.items())]
-        for kinds, tag in (((list,), "l"), ((tuple,), "t"), ((set,), "s"), ((frozenset,), "z")):
+            return [
+                "D" if kind is FrozenDict else "d",
+                *([self.pack(key, inner), self.pack(each, inner)] for key, each in value.items()),
+            ]
+        for kinds, tag in (((FrozenList,), "L"), ((list,), "l"), ((tuple,), "t"), ((set,), "s"), ((frozenset,), "z")):
             if isinstance(value, kinds):
                 return [tag, *(self.pack(each, inner) for each in value)]
         if isinstance(value, datetime):
@@ -139,10 +143,12 @@ class Codec:
         inner = depth + 1
         if tag in ("r", "f", "g", "i", "c"):
             return self._incoming(value)
-        if tag == "l":
-            return [self.unpack(each, inner) for each in rest]
-        if tag == "d":
-            return {self.unpack(key, inner): self.unpack(each, inner) for key, each in rest}
+        if tag in ("l", "L"):
+            elements = [self.unpack(each, inner) for each in rest]
+            return elements if tag == "l" else FrozenList(elements)
+        if tag in ("d", "D"):
+            entries = {self.unpack(key, inner): self.unpack(each, inner) for key, each in rest}
+            return entries if tag == "d" else FrozenDict(entries)
         made: dict[str, Callable[..., Any]] = {"t": tuple, "s": set, "z": frozenset}
         if tag in made:
             return made[tag](self.unpack(each, inner) for each in rest)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from echostore.kernel.errors import ModelFailed, Refused, UsageError
+from echostore.kernel.frozen import plain_copy
 from echostore.kernel.ids import item_text
 from echostore.kernel.items.record import DELETED_KEY
 from echostore.kernel.models.ordered_fold import OrderedFold
@@ -96,7 +97,7 @@ def _operations(item: Item, convert: Convert | None) -> list[Value]:
                 f"the model {item.model}@{item.version} is not registered here, so its value can't be converted",
                 next_step="Register that version too.",
             )
-        return list(convert(item.value()))
+        return list(convert(plain_copy(item.value())))
     if not isinstance(model, OrderedFold):
         raise UsageError(f"a {item.model}@{item.version} does not keep its operations", next_step="Give a `convert`.")
     return [value_from_bytes(kept.operation) for kept in model.operations]

@@ -14,13 +14,14 @@ from dataclasses import replace
 from typing import Any, Generic, Literal, Self, TypeVar
 
 from echostore.kernel.errors import NotFound, UsageError
+from echostore.kernel.frozen import frozen
 from echostore.kernel.ids import ItemId, PartyKey
 from echostore.kernel.query.evaluate import Result, StageCount, finish, matches
 from echostore.kernel.query.expressions import FieldExpression, comparisons, field
 from echostore.kernel.query.fields import Field, FieldName, parse_field, reader
 from echostore.kernel.query.filters import And, Compare, Filter, Not, Or
 from echostore.kernel.query.live import Change, Token
-from echostore.kernel.query.source import Deleted
+from echostore.kernel.query.source import Deleted, Row
 from echostore.kernel.query.spec import Order, QuerySpec, Reduce, Reducer, Stage, Step
 from echostore.kernel.values import Value
 from echostore.peer import arguments, query_arrow
@@ -182,12 +183,12 @@ class MultiQuery(Generic[I]):
         return found if self.spec.limit is None else min(found, self.spec.limit)
 
     def rows(self) -> list[dict[str, Value]]:
-        """The selected fields of each item, or all its properties."""
+        """The selected fields of each item, or all its properties; lists and maps inside are read-only."""
         self._must_be_items("rows")
         if self.spec.select is None:
-            return self._read(lambda result: [dict(row.values) for _, row in result.rows])
+            return self._read(lambda result: [_shown(row) for _, row in result.rows])
         reads = [(str(field), reader(field)) for field in self.spec.select]
-        return self._read(lambda result: [{name: read(row) for name, read in reads} for _, row in result.rows])
+        return self._read(lambda result: [{name: frozen(read(row)) for name, read in reads} for _, row in result.rows])
 
     def value(self) -> Value:
         """What a reduction amounts to."""
@@ -200,7 +201,7 @@ class MultiQuery(Generic[I]):
         groups = self._run().groups
         if groups is None:
             raise UsageError("groups() wants a reduction", next_step='Write reduce("count", by="@type").groups().')
-        return [(group.by, group.value) for group in groups]
+        return [(frozen(group.by), frozen(group.value)) for group in groups]
 
     def explain(self) -> str:
         """What the query does, what its first step could look up in an index, and how many items each step saw."""
@@ -322,6 +323,10 @@ class Query(MultiQuery[I]):
 
     def __init__(self, provider: SourceProvider[I], spec: QuerySpec | None = None) -> None:
         super().__init__((provider,), spec)
+
+
+def _shown(row: Row) -> dict[str, Value]:
+    return {name: frozen(value) for name, value in row.values.items()}
 
 
 def _field(name: AnyField | Field) -> Field:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from echostore.kernel.errors import NotFound, UsageError
+from echostore.kernel.frozen import FrozenDict, frozen
 from echostore.kernel.ids import ItemId, PartyKey, item_text
 from echostore.kernel.models.property_set import DELETED
 from echostore.kernel.values import Path, Reference, Value, check_path, kind_of, merge_properties
@@ -83,13 +84,19 @@ class ThinItem:
         return Reference(self._state.item)
 
     @property
-    def values(self) -> dict[str, Value]:
-        """What a row of a query shows: the properties, or the content under `value`. Not to be changed."""
-        return self._state.values
+    def values(self) -> FrozenDict:
+        """What a row of a query shows: the properties, or the content under `value`. Read-only."""
+        shown: FrozenDict = frozen(self._state.values)
+        return shown
 
     def value(self) -> Value:
-        """The state as plain values."""
-        return self.values if self.model == PROPERTY_SET else self.values.get("value")
+        """The state as values; lists and maps in it are read-only."""
+        return frozen(self._content if self.model != PROPERTY_SET else self._state.values)
+
+    @property
+    def _content(self) -> Value:
+        """What a model other than the property set holds."""
+        return self._state.values.get("value")
 
     # writing
 
@@ -150,23 +157,24 @@ class ThinProperties(ThinItem):
         found = self._find(check_path(path))
         if found is DELETED:
             raise KeyError(path)
-        return found
+        return frozen(found)
 
     def get(self, path: str | tuple[str, ...], default: Value = None) -> Value:
         found = self._find(check_path(path))
-        return default if found is DELETED else found
+        return default if found is DELETED else frozen(found)
 
     def __contains__(self, path: str | tuple[str, ...]) -> bool:
         return self._find(check_path(path)) is not DELETED
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.values)
+        return iter(self._state.values)
 
     def keys(self) -> Iterable[str]:
-        return self.values.keys()
+        return self._state.values.keys()
 
     def to_dict(self) -> dict[str, Value]:
-        return dict(self.values)
+        """All properties, in a dict of the caller's own; lists and maps inside are read-only."""
+        return {key: frozen(value) for key, value in self._state.values.items()}
 
     def __setitem__(self, path: str | tuple[str, ...], value: Value) -> None:
         self._change({check_path(path): value})
@@ -182,7 +190,7 @@ class ThinProperties(ThinItem):
             self._change({(name,): value for name, value in given.items()})
 
     def _find(self, path: Path) -> Any:
-        found: Any = self.values
+        found: Any = self._state.values
         for step in path:
             if not isinstance(found, dict) or step not in found:
                 return DELETED
@@ -200,7 +208,7 @@ class ThinText(ThinItem):
     __slots__ = ()
 
     def __str__(self) -> str:
-        return str(self.values.get("value", ""))
+        return str(self._state.values.get("value", ""))
 
     def __len__(self) -> int:
         return len(str(self))
@@ -227,16 +235,21 @@ class ThinList(ThinItem):
     __slots__ = ()
 
     def to_list(self) -> list[Value]:
-        return list(self.values.get("value", []))
+        """The elements, in a list of the caller's own; lists and maps inside are read-only."""
+        return [frozen(each) for each in self._elements]
+
+    @property
+    def _elements(self) -> list[Value]:
+        return self._content or []
 
     def __len__(self) -> int:
-        return len(self.to_list())
+        return len(self._elements)
 
     def __iter__(self) -> Iterator[Value]:
         return iter(self.to_list())
 
     def __getitem__(self, index: int) -> Value:
-        return self.to_list()[index]
+        return frozen(self._elements[index])
 
     def append(self, *values: Value) -> None:
         self._splice(len(self), 0, list(values))
@@ -258,7 +271,7 @@ class ThinList(ThinItem):
 
     def _splice(self, position: int, removed: int, inserted: list[Value]) -> None:
         plain = [plain_value(each) for each in inserted]
-        self._write(operations.edit_list(self.id, self.to_list(), position, removed, plain))
+        self._write(operations.edit_list(self.id, self._elements, position, removed, plain))
 
 
 class ThinLog(ThinItem):
@@ -268,10 +281,10 @@ class ThinLog(ThinItem):
 
     def posts(self) -> list[dict[str, Value]]:
         """The posts; one of one's own has no id before the root has it."""
-        return list(self.values.get("value", []))
+        return [frozen(each) for each in self._content or []]
 
     def __len__(self) -> int:
-        return len(self.posts())
+        return len(self._content or [])
 
     def post(self, body: Value, *, reply_to: str | None = None) -> None:
         """Append a post; `reply_to` is the id of another."""

@@ -257,7 +257,9 @@ def difference(before: "Sequence[ThinItem]", after: "Sequence[ThinItem]") -> "Ch
 
 
 def _same(one: "ThinItem", other: "ThinItem") -> bool:
-    return (one.deleted, one.parent) == (other.deleted, other.parent) and identical(one.values, other.values)
+    return (one.deleted, one.parent) == (other.deleted, other.parent) and identical(
+        one._state.values, other._state.values
+    )
 
 
 def _rising(places: list[int]) -> set[int]:

@@ -2365,11 +2365,20 @@ function sameAnswer(one, other) {
   });
 }
 
+// A value as a reader gets it: changing an array or map of it throws, because that would change no item.
+function frozen(value) {
+  if (value === null || typeof value !== "object" || Object.isFrozen(value)) return value;
+  if (!Array.isArray(value) && Object.getPrototypeOf(value) !== Object.prototype) return value;
+  for (const each of Object.values(value)) frozen(each);
+  return Object.freeze(value);
+}
+
 // A handle of an item: the state it was read with, and own edits of it.
 export class Item {
   constructor(party, state) {
     this.party = party;
     this.state = state;
+    Object.preventExtensions(this); // task.title = "x" throws; task.set("title", "x") writes
   }
   get id() {
     return this.state.item;
@@ -2393,14 +2402,14 @@ export class Item {
     return this.state.target || null;
   }
   get values() {
-    return this.state.values;
+    return frozen(this.state.values);
   }
   // The content of a text, list or log; the properties of others.
   get value() {
     return this.model === "property-set" ? this.values : this.values.value;
   }
   get(path) {
-    return readField({ steps: Array.isArray(path) ? path : [path], attribute: false }, this.state);
+    return frozen(readField({ steps: Array.isArray(path) ? path : [path], attribute: false }, this.state));
   }
   set(path, value) {
     this.change([[path, value === undefined ? null : value]]);
