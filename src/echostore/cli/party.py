@@ -14,7 +14,7 @@ from echostore.cli import (
     party_revive,
 )
 from echostore.cli.feed import INTEGRITY_BROKEN
-from echostore.cli.opening import NOTHING_CAME, home_path, looking, open_party, party_key, reading, writing
+from echostore.cli.opening import NOTHING_CAME, home_path, looking, open_party, party_key, reading, writing, wrote
 from echostore.cli.options import FLAG, IN_PARTY, LISTING, OPTIONS, InParty, Listing, Options, examples
 from echostore.cli.output import Column, Output, counted, size
 from echostore.cli.values import iso_ms, one_line, short, short_place
@@ -178,6 +178,25 @@ def show(
         lines.append(f"feed       {short(feed['feed'])} {feed['kind']} of {one_line(feed['owner']) or '?'}: {counts}")
     output.document(fields, lines)
     return INTEGRITY_BROKEN if fields["lost"] else 0
+
+
+@app.command(
+    help_prologue=examples('echostore party rename "Summer trip"', "echostore party rename Chess --party @Games")
+)
+def rename(title: str, /, *, options: InParty = IN_PARTY) -> None:
+    """Give a party another title, for all members.
+
+    Parameters
+    ----------
+    title
+        What the party is called from now on.
+    """
+    output = Output.of(options)
+    with writing(options) as peer:
+        party = open_party(peer, options.party)
+        before = party.title
+        party.title = title
+        wrote(output, party, {"title": party.title, "before": before}, one_line(party.title))
 
 
 @app.command(help_prologue=examples("echostore party members", "echostore party members @Trip --json"))

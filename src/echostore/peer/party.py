@@ -1,11 +1,22 @@
 """Party: the data set that members share, as an application sees it."""
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from echostore.kernel.errors import Closed, Corrupt, NotFound, Refused, TimedOut, Unreachable, UsageError
+from echostore.kernel.errors import (
+    Closed,
+    Corrupt,
+    NotFound,
+    Refused,
+    StorageFailed,
+    TimedOut,
+    Unreachable,
+    UsageError,
+)
 from echostore.kernel.ids import ITEM_ID_BYTES, KEY_BYTES, SYSTEM_TYPE, ItemId, PartyKey, item_from_text, item_text
 from echostore.kernel.items.operations import GENESIS, METADATA, ItemOperation, Reject
 from echostore.kernel.items.record import NAME_KEY, Genesis, ItemRecord
@@ -18,6 +29,7 @@ from echostore.peer.anchors import Anchor
 from echostore.peer.capabilities import CapabilityIssuing
 from echostore.peer.deprecated import deprecated_key, deprecated_name, deprecated_version
 from echostore.peer.elsewhere import Elsewhere, HeldElsewhere
+from echostore.peer.identity import check_title
 from echostore.peer.item_kinds import HANDLES, CustomItem, PropertySetItem
 from echostore.peer.items import Item, plain_references
 from echostore.peer.live import LiveHub
@@ -37,11 +49,15 @@ from echostore.wire.signing import SigningKey
 from echostore.wire.views import sign_view
 
 if TYPE_CHECKING:
+    from echostore.peer.delivered import Delivered
     from echostore.peer.files import Files
     from echostore.peer.inviting import Invitation
     from echostore.peer.made_anew import Revived
     from echostore.peer.members import Members
     from echostore.peer.peer import Peer
+
+
+_log = logging.getLogger("echostore")
 
 
 class Party(CapabilityIssuing):
@@ -58,7 +74,9 @@ class Party(CapabilityIssuing):
         self.schemas = Schemas(self)
         self.live = LiveHub(self)
         self._sync_port: PartySyncPort | None = None
+        self._system_id: ItemId | None = None
         runtime.processor.on_processed.append(lambda moved: self.notify())
+        runtime.processor.listeners.append(self._retitle)
 
     # state of the handle
 
@@ -81,7 +99,7 @@ class Party(CapabilityIssuing):
 
     @property
     def title(self) -> str:
-        """The title as the members set it; before they did, the one given at creation."""
+        """The title as the members set it last; setting it is a write like any other."""
         with suppress(Corrupt):  # of a page that is lost, which the status says
             system = self.system_item
             value = system.get("title") if system is not None else None
@@ -91,10 +109,30 @@ class Party(CapabilityIssuing):
 
     @title.setter
     def title(self, title: str) -> None:
+        check_title(title)
         system = self.system_item
         if system is None:
-            raise Refused("the party's system item is not here yet")
+            raise Refused("the party's system item is not here yet", next_step="Wait until a member has sent it.")
         system["title"] = title
+
+    def remember_title(self) -> None:
+        """Keep the title where parties are listed and found by title without being opened; the peer calls it at open."""
+        title = self.title
+        if title == self._title or self.peer.read_only or self.peer.opened(self.key) is not self:
+            return
+        self._title = title
+        try:
+            self.peer.meta.put_party(replace(self.peer.meta.party(self.key), title=title))
+            self.runtime.feeds.set_about({"title": title.encode()})  # what is left where meta.db is lost
+        except StorageFailed as error:  # the title itself is in the feeds, and the next open comes here again
+            _log.warning("the title of party %s could not be kept for listings: %s", self.key.hex()[:8], error.what)
+
+    def _retitle(self, changed: set[ItemId], delivered: "list[Delivered]") -> None:
+        """After each applied batch."""
+        if self._system_id is None:
+            self._system_id = self.runtime.processor.system_item
+        if self._system_id in changed:
+            self.remember_title()
 
     @property
     def system_item(self) -> PropertySetItem | None:
@@ -198,8 +236,6 @@ class Party(CapabilityIssuing):
             return self.handle(item)
 
     def _with_proof(self, genesis: Genesis, key: SigningKey) -> Genesis:
-        from dataclasses import replace
-
         return replace(genesis, id_proof=sign_view(self.key, encode_genesis(genesis), key))
 
     def link(

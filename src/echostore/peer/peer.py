@@ -290,6 +290,7 @@ class Peer:
         party.runtime.on_write = self._written
         self.epoch_keeper.watch(party)
         self._parties[party.key] = party
+        party.remember_title()
         self._parties_changed()
         return party
 
