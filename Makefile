@@ -23,7 +23,7 @@ CANDIDATES := $(if $(PYTHON),$(PYTHON),python3.13 python3.12 python3.11 python3)
 ARGS ?=
 PYTEST_PARALLEL ?= -n 2 --dist worksteal
 
-.PHONY: help setup browser test test-net demo bench bench-full lint proto proto-check lock clean
+.PHONY: help setup browser test test-net demo bench bench-full lint audit proto proto-check lock clean
 
 help: ## list the targets (default)
 	@echo "echostore: targets of this Makefile"
@@ -91,6 +91,9 @@ lint: setup ## ruff check, ruff format --check, mypy --strict, lint-imports; run
 	step "lint-imports" $(BIN)/lint-imports --no-cache --no-logo; \
 	if [ -n "$$failed" ]; then echo "lint: failed" >&2; exit 1; fi; \
 	echo "lint: clean"
+
+audit: setup ## ask advisory sources for known vulnerabilities of requirements.lock; says so when none can be reached
+	@cd $(ROOT) && $(PY) tools/audit.py
 
 proto: setup ## regenerate src/echostore/wire/generated from src/echostore/wire/schema
 	@echo "proto: generating src/echostore/wire/generated"

@@ -128,7 +128,7 @@ def test_a_member_speaks_for_itself_alone_and_a_stranger_for_nobody(tmp_path: Pa
         say(bob, ann, Reach({other: ("127.0.0.1:1",), DeviceKey(bob.device): ("127.0.0.1:2",)}))
         until(lambda: ann.network.reach_book.known()[DeviceKey(bob.device)][0] == "127.0.0.1:2")
         assert other not in ann.network.reach_book.known()
-        eve.connect(address(ann))
+        eve.connect(address(ann), device=ann.device)
         until(lambda: DeviceKey(ann.device) in eve.network.node.links)
         received = ann.network.node.counters.frames_received
         say(eve, ann, Reach({DeviceKey(eve.device): ("127.0.0.1:3",)}))

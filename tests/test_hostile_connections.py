@@ -48,7 +48,7 @@ class Scene:
         """Eve connects, does something, and waits until she is thrown out."""
 
         async def run() -> None:
-            shaken = await open_connection(*parse_address(address(self.ann)), self.eve, expected=None)
+            shaken = await open_connection(*parse_address(address(self.ann)), self.eve, expected=self.ann.device)
             # Thrown out in the middle of a word, or after it: that is what the tests are about.
             with contextlib.suppress(OSError):
                 async with asyncio.timeout(PATIENCE_S):
@@ -117,7 +117,7 @@ def declared(size: int) -> Callable[[Connection], Awaitable[None]]:
     """A frame that says it has so many bytes."""
 
     async def act(connection: Connection) -> None:
-        connection._writer.write(connection._channel._seal(size.to_bytes(4, "big") + b"x"))
+        connection._writer.write(b"".join(connection._channel._seal(size.to_bytes(4, "big") + b"x")))
 
     return act
 

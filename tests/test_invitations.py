@@ -289,13 +289,12 @@ def test_a_guest_hears_why_it_could_not_join(tmp_path: Path) -> None:
 class Relay:
     """Someone between two peers who talks to each as if it were the other, and hands on what it decrypts."""
 
-    def __init__(self, eve: Peer, towards: str) -> None:
-        self._eve, self._towards = eve, towards
+    def __init__(self, eve: Peer, towards: Peer) -> None:
         self.handed_on = 0
         node = eve.network.node
         node.on_link.append(self._linked)
         self._links: list = []
-        eve.network.connect(towards, keep=False)
+        eve.network.connect(address(towards), device=towards.device, keep=False)
 
     def _linked(self, link) -> None:
         self._links.append(link)
@@ -312,7 +311,7 @@ def test_someone_in_the_middle_who_hands_everything_on_admits_nobody(tmp_path: P
     with peers(tmp_path, "ann", "bob", "eve") as (ann, bob, eve):
         trip = ann.create_party("Trip")
         invitation = trip.invite()
-        relay = Relay(eve, address(ann))
+        relay = Relay(eve, ann)
         bent = replace(read_ticket(invitation.ticket), addresses=(address(eve),), host=DeviceKey(eve.device))
         with pytest.raises(EchoError):
             bob.join(bent.text(), invitation.passcode)

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 
+from echostore.kernel.ids import DeviceKey
 from echostore.mesh.connection import PING_S, SILENCE_S, Connection, Handshaken, accept, open_connection
 from echostore.wire.signing import SigningKey
 from network_peers import PATIENCE_S
@@ -35,14 +36,15 @@ def run(story: Callable[[ForwardLoop], Coroutine[None, None, None]]) -> None:
 async def connected() -> AsyncIterator[tuple[Handshaken, Handshaken]]:
     """Who dialled, and who was dialled. Neither says or reads anything yet."""
     accepted: asyncio.Queue[Handshaken] = asyncio.Queue()
+    key = SigningKey.generate()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        accepted.put_nowait(await accept(reader, writer, SigningKey.generate()))
+        accepted.put_nowait(await accept(reader, writer, key))
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     try:
         port = server.sockets[0].getsockname()[1]
-        dialled = await open_connection("127.0.0.1", port, SigningKey.generate(), expected=None)
+        dialled = await open_connection("127.0.0.1", port, SigningKey.generate(), expected=DeviceKey(key.public))
         other = await accepted.get()
         yield dialled, other
         for each in (dialled, other):

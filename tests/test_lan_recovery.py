@@ -187,7 +187,7 @@ def test_strangers_are_let_go_and_a_connection_that_stood_before_stays(tmp_path:
         assert fresh.network.call(seeking._ask(host, int(port), key)) is None
         until(lambda: not fresh.network.connections())
         until(lambda: not eve.network.connections())
-        fresh.network.connect(eve.network.addresses[0], keep=False)
+        fresh.network.connect(eve.network.addresses[0], device=eve.device, keep=False)
         assert fresh.network.call(seeking._ask(host, int(port), key)) is None
         (stands,) = fresh.network.connections()
         assert stands.device == eve.device

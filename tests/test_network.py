@@ -80,11 +80,35 @@ def test_a_device_that_shares_no_party_gets_no_tag_at_all(tmp_path: Path) -> Non
     with peers(tmp_path, "ann", "eve") as (ann, eve):
         ann.create_party("Trip")
         eve.create_party("Other")
-        eve.connect(address(ann))
+        eve.connect(address(ann), device=ann.device)  # she knows it from elsewhere
         until(lambda: len(ann.network.connections()) == 1)
         link = next(iter(ann.network.node.links.values()))
         assert link._offered == set()
         assert link._heard == set()
+
+
+def test_a_stranger_who_knows_an_address_alone_is_not_shown_who_is_there(tmp_path: Path) -> None:
+    with peers(tmp_path, "ann", "eve") as (ann, eve):
+        ann.create_party("Trip")
+        eve.create_party("Other")
+        with pytest.raises(Unreachable, match=r"nothing-shared: .* Join a party of that peer first"):
+            eve.connect(address(ann))
+        assert ann.network.node.counters.refused == {"nothing-shared": 1}
+        assert ann.network.node.counters.accepted == 0
+        assert eve.network.connections() == []
+        assert ann.device not in eve.network.seen
+
+
+def test_an_address_is_enough_between_members(tmp_path: Path) -> None:
+    with peers(tmp_path, "ann", "bob") as (ann, bob):
+        trip = ann.create_party("Trip")
+        theirs = invited(ann, trip, bob)
+        bob.network.disconnect(address(ann))
+        until(lambda: not bob.network.connections())
+        assert bob.connect(address(ann)) == ann.device
+        item = trip.create("property-set", type="task")
+        trip.flush()
+        until(lambda: has(theirs, item))
 
 
 def test_a_member_admitted_while_a_peer_was_away_introduces_itself(tmp_path: Path) -> None:
@@ -248,7 +272,7 @@ def test_noise_on_the_port_disturbs_nobody(tmp_path: Path) -> None:
         theirs = invited(ann, trip, bob)
         where = parse_address(address(ann))
         for number, data in enumerate(
-            (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 64, b"ECHO\x01\x01" + b"\xff" * 900, b"ECHO\x09\x09")
+            (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 64, b"ECHO\x02\x02" + b"\xff" * 900, b"ECHO\x01\x01", b"ECHO\x09\x09")
         ):
             with socket.create_connection(where, timeout=5) as raw:
                 raw.sendall(data)

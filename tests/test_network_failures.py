@@ -39,7 +39,7 @@ def test_a_defect_ends_one_connection_is_counted_and_logged(
 
         monkeypatch.setattr(Link, "receive", receive)
         with caplog.at_level(logging.ERROR, "echostore.mesh"):
-            eve.connect(address(ann))
+            eve.connect(address(ann), device=ann.device)
             (link,) = eve.network.node.links.values()
             eve.network.soon(lambda: link.connection.send(Offer((bytes(32),))))
             until(lambda: ann.network.node.counters.ended["internal"] == 1)
@@ -62,7 +62,7 @@ def test_a_defect_when_a_connection_begins_ends_that_one_alone(tmp_path: Path) -
                 raise KeyError("a defect")
 
         ann.network.node.on_link.append(look)
-        eve.network.keep_connecting(address(ann))
+        eve.network.keep_connecting(address(ann), device=ann.device)
         until(lambda: ann.network.node.counters.failures["KeyError"])
         until(lambda: ann.network.node.counters.ended["internal"])
         trip.create(type="task")
@@ -114,7 +114,7 @@ def test_a_peer_that_sends_one_frame_for_ever_is_let_go(tmp_path: Path, monkeypa
     with peers(tmp_path, "ann", "bob", "eve") as (ann, bob, eve):
         trip = ann.create_party("Trip")
         theirs = invited(ann, trip, bob)
-        eve.connect(address(ann))
+        eve.connect(address(ann), device=ann.device)
         (link,) = eve.network.node.links.values()
         loop, inside = eve.network.loop, link.connection
 

@@ -17,6 +17,7 @@ from echostore.mesh import connection as mesh_connection
 from echostore.mesh.connection import WRITE_BYTES_HIGH, Ended, Handshaken, accept, open_connection
 from echostore.mesh.node import Node, Standing
 from echostore.mesh.policy import Flow
+from echostore.mesh.secure_channel import KnownKeys, Presented
 from echostore.peer.network import parse_address
 from echostore.testing.inmemory import connect
 from echostore.testing.memory_node import PARTY, MemoryNode
@@ -98,6 +99,13 @@ class Bare:
     def compacted(self, party: PartyKey, evidence: Cid | None) -> None:
         raise AssertionError("nothing is compacted here")
 
+    def known_keys(self) -> KnownKeys:
+        return KnownKeys()
+
+    def recognise(self, presented: Presented) -> bytes | None:
+        own = self.device_key.public
+        return own if presented.names(own) else None
+
     def connected(self, device: DeviceKey, address: str) -> None:
         """Nobody asks."""
 
@@ -111,7 +119,7 @@ def over_sockets(full: SyncPort, empty: SyncPort, arrived: Callable[[], bool]) -
     async def run() -> Node:
         giver, taker = Node(Bare(full)), Node(Bare(empty))
         where = parse_address(await giver.listen("127.0.0.1", 0))
-        await taker.dial(*where)
+        await taker.dial(*where, expected=DeviceKey(giver.peer.device_key.public))
         async with asyncio.timeout(LONG_PATIENCE_S):
             while not arrived():
                 await asyncio.sleep(0.01)
@@ -188,7 +196,7 @@ def test_a_peer_that_asks_for_everything_and_reads_nothing_costs_little_and_is_l
         async def hoard() -> None:
             """A member that reads the greetings, asks for all there is and then reads nothing any more."""
             nonlocal largest
-            shaken = await open_connection(*where, key, expected=None)
+            shaken = await open_connection(*where, key, expected=ann.device)
             tag = party_tag(shaken.connection.handshake_hash, trip.key)
             shaken.connection.send(Offer((tag,)))
             for frame in (Hello(1, (), ()), Request(1, own.feed, 0, own.tip.length, 1 << 31, own.tip.link)):
@@ -230,7 +238,7 @@ def test_a_peer_that_takes_again_is_served_again_without_a_pause(monkeypatch: py
 
         server = await asyncio.start_server(take, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        shaken = await open_connection("127.0.0.1", port, a, expected=None)
+        shaken = await open_connection("127.0.0.1", port, a, expected=DeviceKey(b.public))
         other = await accepted.get()
         told: list[bool] = []
         again = asyncio.Event()

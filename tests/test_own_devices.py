@@ -251,7 +251,7 @@ def test_someone_in_the_middle_gets_no_device_in(tmp_path: Path) -> None:
     with peers(tmp_path, "ann", "phone", "eve") as (ann, phone, eve):
         trip = ann.create_party("Trip")
         invitation = ann.invite_device()
-        relay = Relay(eve, address(ann))
+        relay = Relay(eve, ann)
         bent = replace(read_ticket(invitation.ticket), addresses=(address(eve),), host=DeviceKey(eve.device))
         with pytest.raises(EchoError):
             phone.join_device(bent.text(), invitation.passcode)
@@ -309,16 +309,16 @@ def test_a_stranger_who_introduces_itself_learns_nothing(tmp_path: Path) -> None
             "no credential": (b"\xff\xff",),
         }
         for chain in chains.values():
-            eve.connect(address(ann))
+            eve.connect(address(ann), device=ann.device)
             assert "malformed" in ended(eve, Introduction(ann.myself.identity, chain))
             eve.network.disconnect(address(ann))
             until(lambda: not eve.network.connections())
-        eve.connect(address(ann))
+        eve.connect(address(ann), device=ann.device)
         own = tuple(each.SerializeToString() for each in eve.myself.chain())
         assert "malformed" in ended(eve, Introduction(eve.myself.identity, own, bytes(64)))
         eve.network.disconnect(address(ann))
         until(lambda: not eve.network.connections())
-        eve.connect(address(ann))
+        eve.connect(address(ann), device=ann.device)
         (link,) = eve.network.node.links.values()
         for prove in (False, True):
             assert eve.network.call(eve.network.own_devices.ask(link, prove=prove)) == Parties(())
@@ -331,7 +331,7 @@ def test_a_stranger_who_introduces_itself_learns_nothing(tmp_path: Path) -> None
 
 def test_introductions_without_end_end_the_connection(tmp_path: Path) -> None:
     with peers(tmp_path, "ann", "eve") as (ann, eve):
-        eve.connect(address(ann))
+        eve.connect(address(ann), device=ann.device)
         (link,) = eve.network.node.links.values()
         for _ in range(FRAMES_MAX):
             eve.network.soon(lambda: link.connection.send(Parties(())))

@@ -72,7 +72,7 @@ def test_what_is_kept_for_a_member_that_never_reads_is_bounded(tmp_path: Path) -
 
 
 async def hold_open(peer: Peer, key: SigningKey, look: Callable[[Connection], Awaitable[None]]) -> None:
-    shaken = await open_connection(*parse_address(address(peer)), key, expected=None)
+    shaken = await open_connection(*parse_address(address(peer)), key, expected=peer.device)
     # Not a byte is taken from the socket from here on.
     shaken.connection._reader._transport.pause_reading()  # type: ignore[attr-defined]
     try:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from echostore.kernel.feed import Head
-from echostore.kernel.ids import FeedKey, Link
+from echostore.kernel.ids import DeviceKey, FeedKey, Link
 from echostore.kernel.order import CONTROL, DATA
 from echostore.kernel.sync.endpoint import Endpoint
 from echostore.kernel.sync.frames import PROTOCOL_VERSION, Ack, AckEntry, Blocks, FeedTip, Frame, Hello, Tip
@@ -262,7 +262,7 @@ async def shaken_pair() -> tuple[Handshaken, Handshaken, asyncio.Server]:
 
     server = await asyncio.start_server(take, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    dialled = await open_connection("127.0.0.1", port, ANN, expected=None)
+    dialled = await open_connection("127.0.0.1", port, ANN, expected=DeviceKey(BOB.public))
     return dialled, await accepted, server
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from echostore.kernel.ids import DeviceKey
-from echostore.mesh.secure_channel import ChannelFailed, SecureChannel
+from echostore.mesh.secure_channel import ChannelFailed, KnownKeys, Recognise, SecureChannel
 from echostore.wire.mesh import Goodbye, MeshFrame, Ping, Pong, decode_mesh_frame, encode_mesh_frame
 from echostore.wire.signing import SigningKey
 from echostore.wire.sync import MalformedFrame
@@ -256,9 +256,16 @@ class Handshaken:
 
 
 async def open_connection(
-    host: str, port: int, device: SigningKey, *, expected: DeviceKey | None, timeout_s: float = HANDSHAKE_S
+    host: str,
+    port: int,
+    device: SigningKey,
+    *,
+    expected: DeviceKey | None,
+    known: KnownKeys | None = None,
+    timeout_s: float = HANDSHAKE_S,
 ) -> Handshaken:
-    """Dial, and shake hands; ConnectionFailed says why not."""
+    """Dial, and shake hands; ConnectionFailed says why not. `known` is what is shared with whoever answers, where the
+    device is not known."""
     try:
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(host, port)
@@ -267,14 +274,21 @@ async def open_connection(
     except OSError as error:
         why = os.strerror(error.errno).lower() if error.errno else str(error)
         raise ConnectionFailed(Ended("unreachable", f"{host}:{port}: {why}")) from None
-    return await _shake(reader, writer, SecureChannel(device, initiator=True, expected=expected), timeout_s)
+    channel = SecureChannel(device, initiator=True, expected=expected, known=known)
+    return await _shake(reader, writer, channel, timeout_s)
 
 
 async def accept(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, device: SigningKey, *, timeout_s: float = HANDSHAKE_S
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    device: SigningKey,
+    *,
+    recognise: Recognise | None = None,
+    timeout_s: float = HANDSHAKE_S,
 ) -> Handshaken:
-    """Shake hands with who dialled us; ConnectionFailed says why not."""
-    return await _shake(reader, writer, SecureChannel(device, initiator=False), timeout_s)
+    """Shake hands with who dialled us; ConnectionFailed says why not. The device is shown to those whom `recognise`
+    knows, and without it to those who know the device."""
+    return await _shake(reader, writer, SecureChannel(device, initiator=False, recognise=recognise), timeout_s)
 
 
 async def _shake(
@@ -295,6 +309,7 @@ async def _shake(
                     raise ConnectionFailed(Ended("closed", "during the handshake"))
                 first += channel.receive(data)
     except ChannelFailed as failure:
+        writer.write(channel.take_outgoing())  # what tells the other side why
         await _finish(writer)
         raise ConnectionFailed(Ended(str(failure.reason), failure.detail, theirs=True)) from None
     except TimeoutError:

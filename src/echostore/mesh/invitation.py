@@ -21,10 +21,9 @@ from typing import Final
 
 import nacl.exceptions
 import nacl.secret
-import spake2
-from spake2.ed25519_basic import NotOnCurve
 
 from echostore.kernel.ids import DeviceKey
+from echostore.mesh.pake import PakeFailed, Spake2
 from echostore.mesh.ticket import Kind, Ticket
 from echostore.wire.generated import mesh_pb2 as pb
 from echostore.wire.mesh import Invitation as Frame
@@ -37,9 +36,6 @@ SEALED_BYTES_MAX: Final = 64 * 1024
 Reason = pb.InvitationRefusal
 
 _TAG: Final = b"echostore/invitation/1"
-
-_SHARE_ERRORS: Final = (spake2.SPAKEError, NotOnCurve, ValueError, AssertionError)
-"""What spake2 says to a share that is no point, or of the wrong group, side or length."""
 
 
 class InvitationFailed(Exception):
@@ -94,14 +90,12 @@ class Guest(_Keyed):
     def __init__(self, ticket: Ticket, between: Between, passcode: str = "") -> None:
         super().__init__(between)
         self._ticket = ticket
-        self._spake = None
-        if ticket.kind is Kind.PASSCODE:
-            self._spake = spake2.SPAKE2_A(_password(between, passcode), idA=between.guest, idB=between.host)
+        self._spake = _spake(between, passcode, guest=True) if ticket.kind is Kind.PASSCODE else None
 
     def knock(self) -> Frame:
         step = pb.MeshInvitation(knock=pb.InvitationKnock())
         if self._spake is not None:
-            step.knock.share = self._spake.start()
+            step.knock.share = self._spake.share
         elif self._ticket.kind is Kind.OPEN:
             step.knock.proof = SigningKey(self._ticket.secret).sign(self.between.bound(b"open"))
         return Frame(self.between.invitation, step)
@@ -111,7 +105,7 @@ class Guest(_Keyed):
         if self._spake is not None:
             try:
                 self._agree(self._spake.finish(share.share))
-            except _SHARE_ERRORS:
+            except PakeFailed:
                 raise InvitationFailed(Reason.MALFORMED, "a share that makes no sense") from None
         else:
             self._agree(self.between.handshake_hash)
@@ -136,13 +130,11 @@ class Host(_Keyed):
     def share(self, knock: pb.InvitationKnock) -> Frame:
         step = pb.MeshInvitation(share=pb.InvitationShare())
         if self._kind is Kind.PASSCODE:
-            spake = spake2.SPAKE2_B(
-                _password(self.between, self._passcode), idA=self.between.guest, idB=self.between.host
-            )
-            step.share.share = spake.start()
+            spake = _spake(self.between, self._passcode, guest=False)
+            step.share.share = spake.share
             try:
                 self._agree(spake.finish(knock.share))
-            except _SHARE_ERRORS:
+            except PakeFailed:
                 raise InvitationFailed(Reason.MALFORMED, "a share that makes no sense") from None
         else:
             if self._kind is Kind.OPEN and not verify(self._public, self.between.bound(b"open"), knock.proof):
@@ -171,5 +163,6 @@ def refusal(invitation: bytes, reason: "pb.InvitationRefusal.Reason.ValueType", 
     return Frame(invitation, step)
 
 
-def _password(between: Between, passcode: str) -> bytes:
-    return between.bound(b"passcode") + passcode.encode()
+def _spake(between: Between, passcode: str, *, guest: bool) -> Spake2:
+    password = between.bound(b"passcode") + passcode.encode()
+    return Spake2(password, first=guest, name_a=between.guest, name_b=between.host)

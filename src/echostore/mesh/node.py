@@ -34,6 +34,7 @@ from echostore.mesh.connection import (
 from echostore.mesh.intake import Intake
 from echostore.mesh.party_channel import PartyChannel
 from echostore.mesh.policy import Flow
+from echostore.mesh.secure_channel import KnownKeys, Presented
 from echostore.wire.mesh import (
     Blob,
     Blobs,
@@ -81,6 +82,14 @@ class MeshPeer(Protocol):
 
     @property
     def device_key(self) -> SigningKey: ...
+    def known_keys(self) -> KnownKeys:
+        """What this peer may share with somebody of whom it knows an address and no device."""
+        ...
+
+    def recognise(self, presented: Presented) -> bytes | None:
+        """The key by which this device shows itself to who dials it; None for a stranger."""
+        ...
+
     def shared_parties(self) -> Iterable[PartyKey]:
         """Parties that replicate now: open, not paused."""
         ...
@@ -333,11 +342,19 @@ class Node:
         self.addresses.append(address)
         return address
 
-    async def dial(self, host: str, port: int, *, expected: DeviceKey | None = None) -> Link:
-        """Connect once; ConnectionFailed says why not. A device that is connected already gives its link."""
+    async def dial(
+        self, host: str, port: int, *, expected: DeviceKey | None = None, known: KnownKeys | None = None
+    ) -> Link:
+        """Connect once; ConnectionFailed says why not. A device that is connected already gives its link.
+
+        `known` is what is shared with whoever answers where no device is expected: without it all that this peer shares
+        with anybody.
+        """
         if expected is not None and expected in self.links:
             return self.links[expected]
-        shaken = await open_connection(host, port, self.peer.device_key, expected=expected)
+        if expected is None and known is None:
+            known = self.peer.known_keys()
+        shaken = await open_connection(host, port, self.peer.device_key, expected=expected, known=known)
         self.counters.dialled += 1
         kept = self._adopt(shaken)
         if kept is None:
@@ -408,7 +425,7 @@ class Node:
             return
         self._handshakes += 1
         try:
-            shaken = await accept(reader, writer, self.peer.device_key)
+            shaken = await accept(reader, writer, self.peer.device_key, recognise=self.peer.recognise)
         except ConnectionFailed as failure:
             self.counters.refused[failure.ended.reason] += 1
             return

@@ -29,6 +29,7 @@ from echostore.mesh.invitation import (
     refusal,
 )
 from echostore.mesh.node import Link, Standing
+from echostore.mesh.secure_channel import KnownKeys
 from echostore.mesh.ticket import ADDRESSES_MAX, Kind, Purpose, Ticket, read_ticket
 from echostore.peer.identity import JoinRequest, Welcome
 from echostore.peer.members import ROLES
@@ -525,8 +526,10 @@ class Inviting:
             del self._guests[place]
 
     async def _reach(self, ticket: Ticket) -> Link:
+        # Any admin honours an open one, and knows the party.
         expected = None if ticket.kind is Kind.OPEN else ticket.host
-        link, _ = await self._network.reach(ticket.addresses, expected, whom="the host")
+        known = KnownKeys((ticket.party, ticket.host))
+        link, _ = await self._network.reach(ticket.addresses, expected, known=known, whom="the host")
         return link
 
     async def _next(self, inbox: "asyncio.Queue[pb.MeshInvitation | None]", wanted: str) -> pb.MeshInvitation:

@@ -27,6 +27,7 @@ from echostore.mesh.blob_exchange import BlobExchange, Follow
 from echostore.mesh.connection import ConnectionFailed, Ended
 from echostore.mesh.node import Link, Node, Standing
 from echostore.mesh.policy import Flow
+from echostore.mesh.secure_channel import KnownKeys, Presented, Refusal
 from echostore.peer.addresses import Addresses
 from echostore.peer.bootstrap import Bootstraps
 from echostore.peer.coherence_roots import RootLines
@@ -129,9 +130,11 @@ class Network:
         try:
             link = self.call(self.node.dial(host, port, expected=expected))
         except ConnectionFailed as failure:
+            stranger = failure.ended.reason == Refusal.NOTHING_SHARED
+            running = "Make sure that a peer is running there (`echostore serve` says its address), or name another."
             raise Unreachable(
                 f"no connection to {address}: {failure}",
-                next_step="Make sure that a peer is running there (`echostore serve` says its address), or name another.",
+                next_step="Join a party of that peer first: its ticket names the device." if stranger else running,
             ) from None
         if keep:
             self.soon(lambda: self.node.keep_dialling(host, port, expected=link.device))
@@ -144,16 +147,30 @@ class Network:
         self.soon(lambda: self.node.keep_dialling(host, port, expected=expected))
 
     async def reach(
-        self, addresses: Iterable[str], device: DeviceKey | None = None, *, whom: str = "the peer"
+        self,
+        addresses: Iterable[str],
+        device: DeviceKey | None = None,
+        *,
+        known: KnownKeys | None = None,
+        whom: str = "the peer",
     ) -> tuple[Link, str]:
-        """A link to who answers first at one of these addresses, and the address. Runs in the node's thread."""
-        failures = []
+        """A link to who answers first at one of these addresses, and the address. Runs in the node's thread.
+
+        Refused when somebody answers to whom this peer is a stranger; Unreachable when nobody does.
+        """
+        failures, strangers = [], False
         for address in addresses:
             host, port = parse_address(address)
             try:
-                return await self.node.dial(host, port, expected=device), address
+                return await self.node.dial(host, port, expected=device, known=known), address
             except ConnectionFailed as failure:
                 failures.append(f"{address}: {failure}")
+                strangers |= failure.ended.reason == Refusal.NOTHING_SHARED
+        if strangers:
+            raise Refused(
+                f"{whom} shares nothing with this peer: " + "; ".join(failures),
+                next_step="Name another one, or join by a ticket.",
+            )
         raise Unreachable(
             f"{whom} can't be reached: " + "; ".join(failures or ["no address is known"]),
             next_step=f"Make sure that {whom} is running there, and try again.",
@@ -340,6 +357,25 @@ class Network:
     @property
     def device_key(self) -> "SigningKey":
         return self._peer.keys.key(DeviceKey(self._peer.device))
+
+    def known_keys(self) -> KnownKeys:
+        myself = self._peer.myself
+        with self._peer.lock:
+            keys: tuple[bytes, ...] = (*self.shared_parties(), *self.own_devices.known())
+            return KnownKeys(keys, myself.identity_key if myself.holds_identity_key else None)
+
+    def recognise(self, presented: Presented) -> bytes | None:
+        """Who knows this device (from a ticket, a party, an earlier connection), a party of this peer, or has the key of
+        an identity that is a member here: a machine that recovers it knows no more."""
+        device = bytes(self._peer.device)
+        if presented.names(device):
+            return device
+        for party in self.shared_parties():
+            if presented.names(party):
+                return party
+        if presented.with_proof:
+            return next(filter(presented.proven_by, self.own_devices.identities()), None)
+        return None
 
     def shared_parties(self) -> Iterable[PartyKey]:
         with self._peer.lock:

@@ -245,6 +245,15 @@ class OwnDevices:
             names.append(member.name)
         return Parties(tuple(entries), next((name for name in names if name), ""))
 
+    def identities(self) -> set[IdentityKey]:
+        """This peer's identity, and those of the members of its parties."""
+        with self._peer.lock:
+            found = {IdentityKey(self._peer.identity)}
+            for party in self.parties():
+                members = party.runtime.processor.membership.machine.members
+                found |= {member.identity for member in members if member.role}
+            return found
+
     def parties(self) -> "list[Party]":
         """Parties with members of their own that are open here."""
         found = []

@@ -98,6 +98,9 @@ def recover(
     for addresses, device in wanted:
         try:
             answer = _ask(peer, addresses, device, timeout)
+        except Refused as refused:  # it answered, and knows nothing of the identity
+            log.info("a source knows nothing of the identity", extra={"why": refused.what})
+            continue
         except EchoError as error:
             failures.append(error.what)
             continue

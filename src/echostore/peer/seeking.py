@@ -74,12 +74,7 @@ class Seeking:
 
     def _known(self, link: Link, frame: Seek) -> IdentityKey | None:
         """The identity that is looked for, if it is known here and has signed for the device that asks."""
-        with self._peer.lock:
-            known = {IdentityKey(self._peer.identity)}
-            for party in self._network.own_devices.parties():
-                members = party.runtime.processor.membership.machine.members
-                known |= {member.identity for member in members if member.role}
-        for identity in known:
+        for identity in self._network.own_devices.identities():
             if compare_digest(seek_tag(_hash(link), identity), frame.tag):
                 signed = seek_bytes(_hash(link), identity, link.device)
                 return identity if verify(identity, signed, frame.proof) else None
