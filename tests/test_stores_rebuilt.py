@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import echostore
-from echostore.kernel.errors import Corrupt, Locked, NotFound, Refused, StorageFailed, WrongPassphrase
+from echostore.kernel.errors import Corrupt, DiskFull, Locked, NotFound, Refused, StorageFailed, WrongPassphrase
 from peer_builder import Circle
 
 DAMAGES = ("garbage", "truncated", "halved", "emptied")
@@ -170,7 +170,8 @@ def test_a_full_disk_refuses_the_write_and_keeps_what_was_acknowledged(home: Hom
         fill()
     with pytest.raises(StorageFailed):
         item["n"] = 3
-    peer.close()
+    with pytest.raises(DiskFull, match=r"1 change was not stored and is lost\."):
+        peer.close()
     reopened = home.open().party(home.circle.key)
     assert reopened.get(home.item.id)["n"] == 2
     reopened.get(home.item.id)["n"] = 4

@@ -99,8 +99,9 @@ EXPLANATIONS: dict[str, str] = {
         "process, however it ends: there is no stale lock to remove."
     ),
     "E-STORAGE": (
-        "The disk is full, read-only or failing. What was acknowledged before is kept and can be read; no more is "
-        "written until the store is opened again. Exit status 1.\n"
+        "The disk is full, read-only or failing. What was acknowledged before is kept and can be read. On a full disk "
+        "writing goes on by itself once there is space; a failing one takes no writes until the store is opened "
+        "again. Exit status 1.\n"
         "`echostore doctor` shows the free space."
     ),
     "E-ENGINE": (

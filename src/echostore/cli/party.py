@@ -331,6 +331,8 @@ def party_fields(party: "Party") -> dict[str, Any]:
         "rejected_by_reason": reasons,
         "unshared": status.unshared,
         "failure": status.failure or None,
+        "disk_full": status.disk_full,
+        "unstored": status.unstored,
         "standing": status.standing or None,
         "epoch": status.epoch,
         "began": status.began or None,
@@ -386,5 +388,5 @@ def truth(status: "PartyStatus") -> str:
     if status.rejected:
         parts.append(f"{status.rejected:,} rejected")
     if status.failure:
-        parts.append(f"the store failed: {status.failure}")
+        parts.append(f"the {'disk is full' if status.disk_full else 'store failed'}: {status.failure}")
     return "; ".join(parts)

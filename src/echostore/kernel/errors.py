@@ -1,8 +1,12 @@
 """What a user of echostore catches: `EchoError` and its kinds.
 
-Every error has a stable code, says what happened, what stayed as it was and what to do next. Bad input from other
-peers never raises these; it becomes a listed rejection with a `Reason`.
+Every error has a stable code, says what happened and what to do next. `unchanged` says what stayed as it was, or what did
+not. It has no default: only who raises in the midst of a change knows, and after reading there is nothing to say. Bad input
+from other peers never raises these; it becomes a listed rejection with a `Reason`.
 """
+
+NOTHING_CHANGED = "Nothing was changed."
+"""For who refuses a change as a whole, where a person could think that a part of it happened."""
 
 
 def sentence(text: str) -> str:
@@ -17,7 +21,7 @@ class EchoError(Exception):
     code = "E-FAILED"
     exit_status = 1
 
-    def __init__(self, what: str, *, unchanged: str = "Nothing was changed.", next_step: str = "") -> None:
+    def __init__(self, what: str, *, unchanged: str = "", next_step: str = "") -> None:
         super().__init__(" ".join(sentence(part) for part in (what, unchanged, next_step) if part))
         self.what = what
         self.unchanged = unchanged
@@ -91,9 +95,7 @@ class Locked(EchoError):
     code = "E-LOCKED"
     exit_status = 7
 
-    def __init__(
-        self, what: str, *, unchanged: str = "Nothing was changed.", next_step: str = "", pid: int | None = None
-    ) -> None:
+    def __init__(self, what: str, *, unchanged: str = "", next_step: str = "", pid: int | None = None) -> None:
         super().__init__(what, unchanged=unchanged, next_step=next_step)
         self.pid = pid
 
@@ -102,6 +104,10 @@ class StorageFailed(EchoError):
     """The disk is full, read-only or failing; the store stays readable."""
 
     code = "E-STORAGE"
+
+
+class DiskFull(StorageFailed):
+    """There is no space left, or a quota is used up. The store takes writes again as soon as there is space."""
 
 
 class Unreachable(EchoError):

@@ -14,6 +14,7 @@ attributes are found again there; an iteration, an open batch or a receipt is no
 because it is not known whether it was carried out. Live queries go on (`attached_watch`).
 """
 
+import logging
 import os
 import secrets
 import threading
@@ -27,12 +28,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from echostore.kernel.errors import Closed, Refused, TimedOut, UsageError
+from echostore.kernel.errors import Closed, DiskFull, Refused, TimedOut, UsageError
 from echostore.kernel.values import merge_properties
 from echostore.peer.local_server import PEER
 from echostore.peer.local_socket import PROTOCOL_VERSION, Disconnected, Frames, connect_locally
 from echostore.peer.local_values import Codec, living_class, pack_error, unpack_error
 from echostore.store.home import Home
+
+_log = logging.getLogger("echostore")
 
 SLICE_S: Final = 1.0
 """How long the other process waits at a time for something to happen; then it looks whether this one is still there."""
@@ -480,10 +483,12 @@ _PURE: Final = frozenset({"MultiQuery", "Query"})
 
 
 def _close(peer: Remote) -> None:
-    """Make what was written durable, and leave the running peer to itself."""
+    """Make what was written durable, and leave the running peer to itself. On a full disk that stores it later."""
     if not peer._link.closed:
         try:
             peer._link.request("call", peer, "flush", (), {}, patience_s=0.0)
+        except DiskFull as error:
+            _log.warning("the running peer has no space: %s %s", error.unchanged, error.next_step)
         finally:
             peer._link.close()
 

@@ -8,7 +8,7 @@ recomputed or declared it) adopts it; until then it goes on from the base it has
 import logging
 from typing import TYPE_CHECKING
 
-from echostore.kernel.errors import Corrupt, NotFound
+from echostore.kernel.errors import Corrupt, DiskFull, NotFound
 from echostore.kernel.ids import Cid, FeedId, ItemId
 from echostore.kernel.order import CONTROL, DATA
 from echostore.kernel.party.epoch_chain import Epoch
@@ -32,6 +32,7 @@ class BaseFollower:
         self.made: Cid | None = None
         """The snapshot that this process made last: all of it was stored."""
         runtime.processor.on_processed.append(self._moved)
+        runtime.on_space.append(self.review)
 
     def _moved(self, feeds: set[FeedId]) -> None:
         cursors = self._runtime.processor.orderer.cursors
@@ -39,7 +40,13 @@ class BaseFollower:
             self.review()
 
     def review(self) -> None:
-        """Adopt the newest final epoch, if that is possible now."""
+        """Adopt the newest final epoch, if that is possible now; on a full disk once there is space."""
+        try:
+            self._review()
+        except DiskFull as error:
+            self._runtime.note_full(error)
+
+    def _review(self) -> None:
         runtime = self._runtime
         processor = runtime.processor
         if not runtime.writable or runtime.blobs is None or runtime.in_batch or processor.paused:

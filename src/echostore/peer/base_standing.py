@@ -14,7 +14,7 @@ a crash between the two costs time and nothing else.
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from echostore.kernel.errors import Corrupt, NotFound
+from echostore.kernel.errors import Corrupt, DiskFull, NotFound
 from echostore.kernel.ids import NO_LINK, ItemId, item_from_text
 from echostore.kernel.order import DATA, FeedCursor
 from echostore.peer.base_damage import BaseDamage, is_marked, mark, missing, truncated, unmark, watched_blobs, writes
@@ -148,10 +148,16 @@ def install(
     """
     items = processor.items
     assert items is not None, "an epoch is installed into an ItemStore"
+    former = processor.base
     _rebase_feeds(processor, base, anew=anew)
     _take(processor, base)
     before = {*items.scan("1", ()), *processor.state.dirty}  # what the epoch left out is gone for live queries too
-    install_items(items, base, processor.factory, declared, _about(processor))
+    try:
+        install_items(items, base, processor.factory, declared, _about(processor))
+    except DiskFull:
+        processor.base = former  # the state is still folded from that one; who installs tries again
+        processor.orderer.set_base(processor.order_cuts())
+        raise
     _begin_again(processor)
     processor.touched.unread = base
     processor.state.start_over(load_moves(items))
@@ -197,7 +203,7 @@ def forsake(processor: "PartyProcessor") -> None:
 
 def _begin_again(processor: "PartyProcessor") -> None:
     """Nothing of the data feeds counts as processed any more."""
-    processor.touches, processor.new_rejects = [], []
+    processor.touches, processor.new_rejects, processor.gone_rejects = [], [], set()
     for cursor in processor.orderer.cursors.values():
         if cursor.kind == DATA:
             put_back(cursor, FeedCursor(cursor.key, DATA))

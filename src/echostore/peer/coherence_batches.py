@@ -133,8 +133,8 @@ class BatchWriter:
         runtime = self._party.runtime
         runtime.flush()
         if runtime.append_notes:  # batches that left nothing in the feed
-            notes, runtime.append_notes = runtime.append_notes, {}
-            runtime.feeds.set_about(notes)
+            runtime.feeds.set_about(runtime.append_notes)
+            runtime.append_notes = {}
 
 
 class _Writing:

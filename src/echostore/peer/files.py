@@ -17,6 +17,7 @@ from echostore.kernel.ids import Cid
 from echostore.kernel.snapshot import CHUNK_BYTES, chunks
 from echostore.kernel.values import BlobRef
 from echostore.mesh.blob_exchange import Unavailable
+from echostore.store.durable_file import file_error, open_private
 from echostore.wire.cids import RAW, cid_of
 
 if TYPE_CHECKING:
@@ -92,13 +93,18 @@ class Files:
         return b"".join(self.chunks(file, timeout=timeout))
 
     def save(self, file: BlobRef, path: "Path | str", *, timeout: float = 30.0) -> None:
-        """Write the content to a path; an existing file there is replaced once all is written."""
+        """Write the content to a file that its owner alone may read; one that is there is replaced once all is written."""
         target = Path(path)
         part = target.with_name(target.name + ".part")
-        with part.open("wb") as out:
-            for piece in self.chunks(file, timeout=timeout):
-                out.write(piece)
-        part.replace(target)
+        try:
+            with open_private(part) as out:
+                for piece in self.chunks(file, timeout=timeout):
+                    out.write(piece)
+            part.replace(target)
+        except OSError as error:
+            raise file_error(error, f"write {target}") from error
+        finally:
+            part.unlink(missing_ok=True)
 
     def chunks(self, file: BlobRef, *, timeout: float = 30.0) -> Iterator[bytes]:
         """The content in pieces, each checked against its CID."""

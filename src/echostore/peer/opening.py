@@ -8,12 +8,13 @@ A new feed admits itself in the first message of its device's new control feed.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from echostore.kernel.errors import Corrupt, NotFound, Refused, UsageError
+from echostore.kernel.errors import Corrupt, DiskFull, NotFound, Refused, UsageError
 from echostore.kernel.ids import SYSTEM_TYPE, DeviceKey, FeedKey, IdentityKey, PartyKey, created_item_id
 from echostore.kernel.items.operations import GENESIS, ItemOperation
 from echostore.kernel.items.record import Genesis
@@ -91,25 +92,25 @@ class PartyOpener:
         control, data = SigningKey.generate(), SigningKey.generate()
         peer.keep_feed_keys(party, [control, data])
         known = KnownParty(party, title, FeedKey(control.public), peer.now_ms(), local=local)
-        runtime = self._start(known, control, data)
-        genesis = PartyGenesis(
-            party,
-            identity,
-            myself.device,
-            FeedKey(control.public),
-            FeedKey(data.public),
-            title,
-            PartyKind.LOCAL if local else PartyKind.ORDINARY,
-            peer.now_ms(),
-        )
-        claim = Claim(party, genesis.identity, DeviceKey(party), genesis, issued_ms=peer.now_ms())
-        credentials = [sign_credential(claim, party_key)]
-        if myself.name:
-            credentials.append(self.sign(party, Profile(myself.name), identity=genesis.identity))
-        runtime.issue(credentials)
-        self._make_system_item(runtime, title)
-        runtime.flush()
-        self._remember(known, control, data)
+        with self._started(known, control, data) as runtime:
+            genesis = PartyGenesis(
+                party,
+                identity,
+                myself.device,
+                FeedKey(control.public),
+                FeedKey(data.public),
+                title,
+                PartyKind.LOCAL if local else PartyKind.ORDINARY,
+                peer.now_ms(),
+            )
+            claim = Claim(party, genesis.identity, DeviceKey(party), genesis, issued_ms=peer.now_ms())
+            credentials = [sign_credential(claim, party_key)]
+            if myself.name:
+                credentials.append(self.sign(party, Profile(myself.name), identity=genesis.identity))
+            runtime.issue(credentials)
+            self._make_system_item(runtime, title)
+            runtime.flush()
+            self._remember(known, control, data)
         return self._party(known, runtime)
 
     def create_child(self, parent: Party, title: str) -> Party:
@@ -119,7 +120,7 @@ class PartyOpener:
         made = self.sign(parent.key, ChildParty(child, title), identity=self.identity_in(parent))
         party = self._join_child(parent, child, title, [made])
         self._make_system_item(party.runtime, title)
-        party.runtime.flush()
+        party.runtime.flush_if_space()  # the members know of it by now: on a full disk its first item waits like any other
         return party
 
     def enter_child(self, parent: Party, child: PartyKey) -> Party:
@@ -138,11 +139,11 @@ class PartyOpener:
         data = SigningKey.generate()
         peer.keep_feed_keys(child, [data])
         known = KnownParty(child, title, None, peer.now_ms(), child_of=parent.key)
-        runtime = self._start(known, None, data, parent=parent)
         identity = self.identity_in(parent)
         admit = self._admit_feed(parent.key, data, FeedKind.DATA, identity=identity, child=child)
-        parent.runtime.issue([*credentials, self.sign(parent.key, admit, identity=identity)])
-        self._remember(known, None, data)
+        with self._started(known, None, data, parent=parent) as runtime:
+            self._remember(known, None, data)
+            parent.runtime.issue([*credentials, self.sign(parent.key, admit, identity=identity)])
         return self._party(known, runtime)
 
     def _make_system_item(self, runtime: PartyRuntime, title: str) -> None:
@@ -185,9 +186,9 @@ class PartyOpener:
         if own is None:
             raise UsageError("this device did not ask to join the party", next_step="Call request_join first.")
         known = KnownParty(welcome.party, welcome.title, welcome.genesis_feed, peer.now_ms())
-        runtime = self._start(known, own[0], own[1])
-        self._hold_data(runtime)
-        self._remember(known, own[0], own[1])
+        with self._started(known, own[0], own[1]) as runtime:
+            self._hold_data(runtime)
+            self._remember(known, own[0], own[1])
         return self._party(known, runtime)
 
     def enter_as_device(self, welcome: Welcome) -> Party:
@@ -196,10 +197,10 @@ class PartyOpener:
         control, data = SigningKey.generate(), SigningKey.generate()
         peer.keep_feed_keys(welcome.party, [control, data])
         known = KnownParty(welcome.party, welcome.title, welcome.genesis_feed, peer.now_ms())
-        runtime = self._start(known, control, data)
-        self._hold_data(runtime)
-        peer.meta.set_setting(OPENS_ITSELF, True, party=known.key)
-        self._remember(known, control, data)
+        with self._started(known, control, data) as runtime:
+            self._hold_data(runtime)
+            peer.meta.set_setting(OPENS_ITSELF, True, party=known.key)
+            self._remember(known, control, data)
         return self._party(known, runtime)
 
     def admit_itself(self, party: Party) -> bool:
@@ -343,19 +344,40 @@ class PartyOpener:
             self._peer.meta.set_setting(WAITS_FOR_EPOCH, True, party=runtime.party)
             runtime.data_held = True
 
-    def _start(
+    @contextmanager
+    def _started(
         self, known: KnownParty, control: SigningKey | None, data: SigningKey, *, parent: Party | None = None
+    ) -> Iterator[PartyRuntime]:
+        """The stores of a party that is new here, with this device's own feeds in them.
+
+        When the block or the making of them fails, they are gone again with their folder, unless that was there before.
+        """
+        home, runtime = self._peer.home, None
+        new = not home.party(known.key).path.exists()
+        try:
+            runtime = self._start(known, control, data, parent=parent)
+            yield runtime
+        except BaseException as error:
+            if runtime is not None:
+                runtime.abandon()
+            if new:
+                self._peer.meta.take_back(home, known.key)
+            if isinstance(error, DiskFull):
+                made = "The party was not made."
+                raise DiskFull(error.what, unchanged=made, next_step="Free space and try again.") from error
+            raise
+
+    def _start(
+        self, known: KnownParty, control: SigningKey | None, data: SigningKey, *, parent: Party | None
     ) -> PartyRuntime:
-        """The stores of a party that is new here, with this device's own feeds in them."""
         self._peer.home.make_party(known.key)
-        feeds = FeedStore(self._peer.home.party(known.key).feeds, known.key)
-        feeds.set_about({**known.about(), _INSTANCE: self._instance_id()})
-        if control is not None:
-            feeds.add_feed(FeedKey(control.public), "control", own=True)
-        feeds.add_feed(FeedKey(data.public), "data", own=True)
-        if known.genesis_feed is not None and not feeds.has_feed(known.genesis_feed):
-            feeds.add_feed(known.genesis_feed, "control")
-        feeds.close()
+        with FeedStore(self._peer.home.party(known.key).feeds, known.key) as feeds:
+            feeds.set_about({**known.about(), _INSTANCE: self._instance_id()})
+            if control is not None:
+                feeds.add_feed(FeedKey(control.public), "control", own=True)
+            feeds.add_feed(FeedKey(data.public), "data", own=True)
+            if known.genesis_feed is not None and not feeds.has_feed(known.genesis_feed):
+                feeds.add_feed(known.genesis_feed, "control")
         runtime = self._runtime(known, parent=parent)
         if control is not None:
             runtime.adopt(CONTROL, control)
@@ -502,13 +524,11 @@ class PartyOpener:
         return party
 
     def _remember(self, known: KnownParty, control: SigningKey | None, data: SigningKey) -> None:
-        peer = self._peer
         own = {"control": control.public.hex() if control else "", "data": data.public.hex()}
-        peer.meta.set_setting(_OWN_FEEDS, own, party=known.key)
-        peer.meta.put_party(known)
-        for key, kind in ((control, "control"), (data, "data")):
-            if key is not None:
-                peer.meta.put_feed(KnownFeed(known.key, FeedKey(key.public), kind, True))  # type: ignore[arg-type]  # a FeedKind of the store
+        feeds = [KnownFeed(known.key, FeedKey(data.public), "data", True)]
+        if control is not None:
+            feeds.append(KnownFeed(known.key, FeedKey(control.public), "control", True))
+        self._peer.meta.remember(known, feeds, {_OWN_FEEDS: own})
 
     def _own_feeds(self, party: PartyKey) -> tuple[SigningKey | None, SigningKey] | None:
         own = self._peer.meta.setting(_OWN_FEEDS, party=party)

@@ -440,7 +440,8 @@ class Party(CapabilityIssuing):
 
     def flush(self) -> Receipt:
         """Make everything written so far durable."""
-        with self.writing() as runtime:
+        with self.reading() as runtime:
+            runtime.check_sound()
             runtime.flush()
             own = runtime.data
             feed = own.cursor.key if own else b""

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -52,6 +53,9 @@ _log = logging.getLogger("echostore")
 FLUSH_AFTER_S = 0.1
 """How long a write may stay in memory alone: a tenth of a second of typing makes one block."""
 
+FULL_RETRY_S = 1.0
+"""How often a party on a full disk looks whether there is space again."""
+
 
 class Peer:
     """An open home. Use as a context manager, or call `close`."""
@@ -89,7 +93,7 @@ class Peer:
             self._release()
             raise
         self._due = threading.Event()
-        self._stop = False
+        self._stop = threading.Event()
         self._flusher: threading.Thread | None = None
         self._background = background and not read_only
 
@@ -492,6 +496,15 @@ class Peer:
             self._let_go(key)
             self.meta.forget(self.home, key)
 
+    def take_back_party(self, key: PartyKey) -> None:
+        """Leave nothing of a party that could not be taken in, also on a full disk."""
+        with self.lock:
+            party = self._parties.pop(key, None)
+            if party is not None:
+                party.runtime.abandon()
+            self.meta.take_back(self.home, key)
+            self._parties_changed()
+
     def _let_go(self, key: PartyKey) -> None:
         """Release a party's files, its light-weight parties' first: they live by its control feeds."""
         party = self._parties.pop(key, None)
@@ -524,20 +537,23 @@ class Peer:
             self._flusher.start()
 
     def _flush_loop(self) -> None:
+        full = False
         while True:
-            self._due.wait()
-            if self._stop:
+            if not full:
+                self._due.wait()
+            if self._stop.wait(FULL_RETRY_S if full else FLUSH_AFTER_S):
                 return
-            time.sleep(FLUSH_AFTER_S)
             self._due.clear()
             with self.lock:
                 if self.closed:
                     return
                 for party in self.held_parties():
                     runtime = party.runtime
-                    # A failed store shows itself to the next writer; this thread only stops asking.
-                    if runtime.failure is None and not runtime.in_batch and runtime.writable:
+                    # A failed store shows itself to the next writer; this thread only stops asking. A full disk is no
+                    # failure of the store: it is asked again.
+                    if (runtime.failure is None or runtime.disk_full) and not runtime.in_batch and runtime.writable:
                         runtime.flush_quietly()
+                full = any(party.runtime.disk_full for party in self.held_parties())
 
     def close(self) -> None:
         """Make everything durable, release the files and the lock. A second call does nothing."""
@@ -548,13 +564,14 @@ class Peer:
         network, self._network = self._network, None
         if network is not None:
             if not self.closed:
-                self.flush()
+                with suppress(EchoError):  # closing the party below says what could not be stored
+                    self.flush()
             network.close()  # its thread may be waiting for the lock
         with self.lock:
             if self.closed:
                 return
             self.closed = True
-            self._stop = True
+            self._stop.set()
             self._due.set()
             try:
                 _each([party.runtime.close for party in self._parties.values()])

@@ -124,6 +124,8 @@ class PartyProcessor:
         """What was written since the last checkpoint."""
         self.touched = Touched(self)
         self.new_rejects: list[Reject] = []
+        self.gone_rejects: set[tuple[FeedId, int, int]] = set()
+        """Places of stored rejects that hold no more. Nothing is written in the midst of a run: a disk may be full."""
         self.advanced: set[FeedId] = set()
         """Feeds that moved since this device last wrote: what its next message must name."""
         self.control_kept = 0
@@ -152,8 +154,10 @@ class PartyProcessor:
         self.refolded: set[ItemId] = set()
         """Items that were folded again since somebody last looked."""
         self.after_finish: Callable[[], None] = lambda: None
-        self.before_refold: Callable[[], None] = lambda: None
-        """Makes this device's own open writes readable from the store."""
+        self.before_refold: Callable[[], object] = lambda: None
+        """Makes this device's own open writes durable, where there is space for them."""
+        self.open_payload: Callable[[FeedKey, int], bytes | None] = lambda key, seq: None
+        """A block of this device that is not durable yet; None for all others."""
         self._pending: list[Delivered] = []
         """What a run has collected for its listeners."""
         self.state = self._blank_state()
@@ -567,13 +571,17 @@ class PartyProcessor:
         self.new_rejects = [
             reject for reject in self.new_rejects if (reject.feed, reject.seq, reject.position) not in gone
         ]
-        if self.items is not None and self.items.database.writable:
-            self.items.drop_rejects(gone)
+        if self.items is not None:
+            self.gone_rejects |= self.items.rejects_at(gone)
 
     def rejects(self) -> list[Reject]:
         """All that did not enter the state, with the reasons."""
         self._collect_rejects()
-        stored = self.items.rejects() if self.items is not None else []
+        stored = [
+            reject
+            for reject in (self.items.rejects() if self.items is not None else ())
+            if (reject.feed, reject.seq, reject.position) not in self.gone_rejects
+        ]
         kinds = (DATA,) if self.parent is not None else (CONTROL, DATA)
         cursors = [cursor for cursor in self.orderer.cursors.values() if cursor.kind in kinds]
         return listed_rejects((*stored, *self.new_rejects), self.admission, cursors)
@@ -605,10 +613,15 @@ class PartyProcessor:
     def envelope(self, feed: FeedId, seq: int) -> Envelope:
         """The envelope of a processed block."""
         cursor = self.orderer.cursors[feed]
-        envelope = decode_envelope(self.feeds.block(cursor.key, seq).payload, cursor.kind)
+        envelope = decode_envelope(self.payload(cursor.key, seq), cursor.kind)
         if isinstance(envelope, Reason):
             raise Corrupt(f"Block {seq} of feed {cursor.key.hex()} was processed and is now {envelope}.")
         return envelope
+
+    def payload(self, key: FeedKey, seq: int) -> bytes:
+        """The payload of a block that is held, or that this device has written and not stored yet."""
+        waiting = self.open_payload(key, seq)
+        return self.feeds.block(key, seq).payload if waiting is None else waiting
 
     def operations(self, feed: FeedId, seq: int, body: object) -> list[ItemOperation]:
         try:

@@ -119,7 +119,7 @@ def _message(processor: "PartyProcessor", feed: FeedId, seq: int) -> _Message | 
     if writer is None:
         return None
     cursor = processor.orderer.cursors[feed]
-    envelope = decode_envelope(processor.feeds.block(cursor.key, seq).payload, cursor.kind)
+    envelope = decode_envelope(processor.payload(cursor.key, seq), cursor.kind)
     assert isinstance(envelope, Envelope), (feed.hex(), seq, envelope)
     operations = processor.operations(feed, seq, envelope.body)
     return _Message(envelope.depth, feed, seq, envelope.body.time_ms, operations, writer)

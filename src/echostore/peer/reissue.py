@@ -21,7 +21,7 @@ belongs to it changes. So do deletes, sets, moves and marks, as far as others ha
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from echostore.kernel.errors import Refused, TooLarge
+from echostore.kernel.errors import DiskFull, Refused, TooLarge
 from echostore.kernel.ids import FeedId, ItemId, Stamp
 from echostore.kernel.items.operations import Reject
 from echostore.kernel.items.record import ItemRecord
@@ -54,6 +54,7 @@ class Reissues:
         self._busy = False
         runtime.processor.on_admission.append(self._admission_moved)
         runtime.processor.after_finish = self.look
+        runtime.on_space.append(self.look)
 
     def generation(self, record: ItemRecord) -> int:
         """Under which generation this device edits an item."""
@@ -86,18 +87,19 @@ class Reissues:
         runtime, processor = self._runtime, self._runtime.processor
         if self._busy or runtime.in_batch or runtime.data is None or not runtime.may_write:
             return
+        if (processor.refolded or self._look_at_all) and not runtime.flush_if_space():
+            return
         items, processor.refolded = processor.refolded, set()
         if not items and not self._look_at_all:
             return
         self._busy = True
         try:
-            runtime.flush_blocks()
             refused = self._refused_own()
             for item in [*refused] if self._look_at_all else [item for item in refused if item in items]:
                 self._look_at(item, refused[item])
             for item in items - refused.keys():
                 self._generations.pop(item, None)
-            self._look_at_all = False
+            self._look_at_all = runtime.disk_full  # then once there is space
         finally:
             self._busy = False
 
@@ -147,7 +149,8 @@ class Reissues:
         self, record: ItemRecord, lost: list[Any], content: Callable[[str], str] = lambda piece: piece
     ) -> bool:
         writer = lost[-1].update[-1].writer
-        self._runtime.flush_blocks()  # what this device wrote just now is read again too
+        if not self._runtime.flush_if_space():  # what this device wrote just now is read again too
+            return False
         base = self._runtime.processor.base
         seen, deleted = self._with_excluded(record, writer, base)
         if base is not None and not seen.holds(lost[-1].update):
@@ -159,8 +162,8 @@ class Reissues:
             with self._runtime.batch():
                 self._runtime.edit(record)
                 done = repeat_edits(record.model, seen, lost, deleted, content)
-            self._runtime.flush_blocks()
-        except (Refused, TooLarge):
+            self._runtime.flush_if_space()
+        except (Refused, TooLarge, DiskFull):
             return False  # it stays listed as refused, and the next look tries again
         return done
 

@@ -6,14 +6,22 @@
     checkpoint   brings the ItemStore up to the state; taken every CHECKPOINT_MESSAGES messages and at close
     snapshot     flush, checkpoint, then the nodes of the snapshot tree above what changed
 
+A full disk (`failure` is a `DiskFull`):
+    what was written and is not stored stays shown and is stored once there is space: `unstored` counts it
+    new writes are refused before they change anything; each one looks first whether there is space again
+    reading goes on; blocks of others are asked for again later; a checkpoint is taken later
+    `recover` ends it. The peer's background thread calls it every second, and so do writers
+Any other failure of the store stands until the party is opened again.
+
 Everything here runs under the peer's lock.
 """
 
+import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from echostore.kernel.errors import Closed, EchoError, Refused, TooLarge
+from echostore.kernel.errors import NOTHING_CHANGED, Closed, DiskFull, EchoError, Refused, TooLarge
 from echostore.kernel.ids import DeviceKey, FeedId, FeedKey, ItemId, PartyKey, Stamp, created_item_id
 from echostore.kernel.items.operations import ItemOperation, WriterRole
 from echostore.kernel.items.record import ItemRecord
@@ -43,6 +51,8 @@ from echostore.wire.generated import credential_pb2
 from echostore.wire.items import MoveChunks
 from echostore.wire.messages import decode_envelope, encode_operation
 from echostore.wire.signing import SigningKey
+
+_log = logging.getLogger("echostore")
 
 CHECKPOINT_MESSAGES = 8192
 """Messages between checkpoints: what a start after a kill folds again, at most."""
@@ -107,6 +117,8 @@ class PartyRuntime:
         self.on_durable: list[Callable[[FeedKey, int], None]] = []
         self.on_written: list[Callable[[Append], None]] = []
         """Told of own blocks first, with the blocks: somebody may wait for them."""
+        self.on_space: list[Callable[[], None]] = []
+        """Told when a full disk has space again."""
         self.append_notes: dict[str, bytes] = {}
         """What the next append of own blocks keeps beside them, in the same durable commit."""
         self._batch: _Batch | None = None
@@ -114,7 +126,8 @@ class PartyRuntime:
         """The feed and seq of a rolled-back batch that gave out ids. The next write puts an empty message there first, so that
         no handle of this process leads to an item that somebody else made. Nothing is written before that."""
         self._applied_saved = 0
-        processor.before_refold = self.flush_blocks
+        processor.before_refold = self.flush_if_space
+        processor.open_payload = self._open_payload
         self.reissues = Reissues(self)
         processor.listeners.append(lambda changed, delivered: self.source.touched(changed))
         self.follower = BaseFollower(self)
@@ -184,6 +197,16 @@ class PartyRuntime:
         return not self.closed and self.writable and self.failure is None
 
     @property
+    def disk_full(self) -> bool:
+        return isinstance(self.failure, DiskFull)
+
+    @property
+    def unstored(self) -> int:
+        """Changes of this device that are in memory only."""
+        blocks = sum(own.open_blocks for own in (self.control, self.data) if own is not None)
+        return blocks + (1 if self.open_edits else 0)
+
+    @property
     def takes_writes(self) -> bool:
         """Whether a write of data would be taken now: the store is sound, and the party lets this device write."""
         if not self.may_write or self.processor.closed:
@@ -197,12 +220,23 @@ class PartyRuntime:
         return True
 
     def check_writable(self) -> None:
+        """Before a change. Where the disk was full, what waits is stored first; while it is full, the change is refused."""
+        self.check_sound()
+        if self.disk_full:
+            try:
+                self.recover()
+            except DiskFull as error:
+                kept = f"This change was not made. {error.unchanged}"
+                raise DiskFull(error.what, unchanged=kept, next_step=error.next_step) from error
+
+    def check_sound(self) -> None:
+        """Before a flush: the party is open for writing, and its store has not failed but for a lack of space."""
         if self.closed:
             raise Closed("the party has been closed", next_step="Open the peer again.")
         if not self.writable:
             raise Refused("the party is open read-only")
         failure = self.failure
-        if failure is not None:
+        if failure is not None and not self.disk_full:
             if isinstance(failure, Refused):  # of edits that were sealed in the background: told once, and they are out
                 self.failure = None
             raise failure
@@ -283,7 +317,8 @@ class PartyRuntime:
         own = self.data
         assert own is not None
         if len(operations) > OPERATIONS_MAX:
-            raise TooLarge(f"a batch of {len(operations)} operations; at most {OPERATIONS_MAX} fit one message")
+            what = f"a batch of {len(operations)} operations; at most {OPERATIONS_MAX} fit one message"
+            raise TooLarge(what, unchanged=NOTHING_CHANGED)
         feed, seq = own.feed, own.cursor.length
         encoded = [encode_operation(feed, operation) for operation in operations]
         time_ms = self.now_ms() if applied_ms is None else applied_ms
@@ -297,7 +332,7 @@ class PartyRuntime:
             self.processor.apply_message(feed, seq, link, envelope, writer, operations=operations, own=True)
         self.undo_images.keep(seq)
         if own.full:
-            self.flush_blocks()
+            self.flush_if_space()  # the message is in the state: who wrote it is not told that it was refused
         self.on_write()
         self.checkpoint_if_due()
 
@@ -416,9 +451,18 @@ class PartyRuntime:
         if self.control is None:
             raise Refused("this device has no control feed in the party")
         self.flush()
-        self.control.seal(time_ms=self.now_ms(), credentials=credentials)
-        self._append([self.control])
-        self.processor.take_own_control(self.control.cursor)
+        control, before, known = self.control, self.control.unsealed(), self.control.feed in self.processor.advanced
+        control.seal(time_ms=self.now_ms(), credentials=credentials)
+        try:
+            self._append([control])
+        except EchoError as error:
+            control.take_back(before)
+            if not known:
+                self.processor.advanced.discard(control.feed)
+            if isinstance(error, DiskFull):
+                raise self._full(error) from error  # it counted what was just taken back
+            raise
+        self.processor.take_own_control(control.cursor)
         self.follower.review()
 
     # durability
@@ -432,6 +476,8 @@ class PartyRuntime:
     def flush_quietly(self) -> None:
         """Flush from the background: a failure is kept in `failure` and raised to the next writer."""
         try:
+            if self.disk_full:
+                self.recover()
             self.flush()
         except EchoError as error:
             self.failure = self.failure or error
@@ -439,14 +485,24 @@ class PartyRuntime:
     def flush_blocks(self) -> None:
         self._append([own for own in (self.control, self.data) if own is not None and own.open_blocks])
 
+    def flush_if_space(self) -> bool:
+        """Flush blocks in the midst of something that must not end here; False when the disk is full."""
+        try:
+            self.flush_blocks()
+        except DiskFull:
+            return False
+        return True
+
     def _append(self, feeds: list[OwnFeed]) -> None:
         appends = [append for append in (own.take_append() for own in feeds) if append is not None]
         if not appends:
             return
-        if self.failure is not None:
+        if self.failure is not None and not self.disk_full:
             raise self.failure
         try:
             self.feeds.append_many(appends, self.append_notes)
+        except DiskFull as error:
+            raise self.note_full(error) from error
         except EchoError as error:
             # The state is ahead of the disk now. Nothing more is taken until the party is opened again.
             self.failure = error
@@ -461,14 +517,76 @@ class PartyRuntime:
             for told in self.on_durable:
                 told(append.feed, append.head.length)
 
+    # a full disk
+
+    def note_full(self, error: DiskFull) -> DiskFull:
+        """There was no space for something of this party. Returns what to tell of it."""
+        if not self.disk_full:
+            _log.error("no space left", extra={"party": self.party.hex(), "why": error.what, "unstored": self.unstored})
+        if self.failure is None or self.disk_full:
+            self.failure = self._full(error)
+        self.on_write()  # the background tries again
+        return self._full(error)
+
+    def _full(self, error: DiskFull) -> DiskFull:
+        waiting = self.unstored
+        kept = "What was stored before is kept and can be read."
+        step = "Free space: writing goes on by itself then."
+        if waiting:
+            changes = "1 change is" if waiting == 1 else f"{waiting} changes are"
+            kept = f"{changes} in memory only, shown and not stored."
+            step = "Free space while the home stays open: what waits is stored by itself then, and lost otherwise."
+        return DiskFull(error.what, unchanged=kept, next_step=step)
+
+    def recover(self) -> None:
+        """Where the disk was full: store what waits. Raises DiskFull while there is no space."""
+        if not self.disk_full:
+            return
+        try:
+            self.flush_blocks()
+            self.feeds.prove_space()
+            if self._checkpoint_due:
+                self.checkpoint()
+        except DiskFull as error:
+            raise self.note_full(error) from error
+        except EchoError as error:
+            self.failure = error
+            raise
+        self.failure = None
+        _log.warning("there is space again", extra={"party": self.party.hex()})
+        for told in list(self.on_space):
+            told()
+
+    def look_for_space(self) -> None:
+        """Before the status is told: whether the disk is still full."""
+        if self.disk_full and not self.closed:
+            with suppress(EchoError):
+                self.recover()
+
+    def _open_payload(self, key: FeedKey, seq: int) -> bytes | None:
+        for own in (self.control, self.data):
+            if own is not None and own.cursor.key == key:
+                return own.open_payload(seq)
+        return None
+
+    # checkpoints
+
     def checkpoint_if_due(self) -> None:
+        """Where there is no space for it, writes are refused until there is: what is not in it takes memory."""
+        if self._checkpoint_due:
+            try:
+                self.checkpoint()
+            except DiskFull as error:
+                self.note_full(error)
+
+    @property
+    def _checkpoint_due(self) -> bool:
         due = (
             self.processor.counters.applied - self._applied_saved >= CHECKPOINT_MESSAGES
             or len(self.state.dirty) >= CHECKPOINT_ITEMS
             or len(self.processor.touches) >= CHECKPOINT_TOUCHES
         )
-        if due and self.items is not None and not self.items.damaged and self.processor.damage is None:
-            self.checkpoint()
+        return due and self.items is not None and not self.items.damaged and self.processor.damage is None
 
     def checkpoint(self) -> None:
         """Bring the ItemStore up to the state. The FeedStore comes first: items never run ahead of their blocks."""
@@ -498,17 +616,19 @@ class PartyRuntime:
                 BASE_MARK: processor.base.name.genesis if processor.base is not None else b"",
             },
             moves_gone=sorted(state.moves_gone),
+            rejects_gone=processor.gone_rejects,
         )
         state_rows(state, frozenset(self.declared), checkpoint)
         self.items.save(checkpoint)
-        processor.touches, processor.new_rejects = [], []
+        processor.touches, processor.new_rejects, processor.gone_rejects = [], [], set()
         state.dirty.clear()
         state.gone.clear()
         state.moves_new.clear()
         state.moves_gone.clear()
         self.source.checkpointed()
         self._applied_saved = processor.counters.applied
-        keep_control(processor)
+        with suppress(DiskFull):  # it only spares work at the next opening
+            keep_control(processor)
         if len(state.records) > RECORDS_MAX:
             state.records.clear()
 
@@ -574,14 +694,27 @@ class PartyRuntime:
         if self.closed:
             return
         try:
-            if self.writable and self.failure is None:
-                # A damaged one is made anew at the next opening, and so is one on a base of which blobs are lost.
-                if (self.items is None or not self.items.damaged) and self.processor.damage is None:
-                    self.checkpoint()
-                self.flush()
-                keep_control(self.processor, closing=True)
+            if self.writable and (self.failure is None or self.disk_full):
+                self._close_stores()
         finally:
             self.abandon()
+
+    def _close_stores(self) -> None:
+        try:
+            self.flush()
+        except DiskFull as error:
+            one = self.unstored == 1
+            lost = "1 change was not stored and is" if one else f"{self.unstored} changes were not stored and are"
+            step = f"Free space and make {'it' if one else 'them'} again."
+            raise DiskFull(error.what, unchanged=f"{lost} lost.", next_step=step) from error
+        try:
+            # A damaged one is made anew at the next opening, and so is one on a base of which blobs are lost.
+            if (self.items is None or not self.items.damaged) and self.processor.damage is None:
+                self.checkpoint()
+            keep_control(self.processor, closing=True)
+        except DiskFull as error:
+            # All blocks are stored: the next opening folds what the checkpoint lacks.
+            _log.warning("no space for a checkpoint", extra={"party": self.party.hex(), "why": error.what})
 
     def abandon(self) -> None:
         """Release the files as they are."""

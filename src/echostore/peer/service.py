@@ -11,6 +11,7 @@
 """
 
 import logging
+import shutil
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -22,6 +23,7 @@ from echostore.peer.inviting import ADDRESSES_SETTING
 from echostore.peer.local_server import LocalServer
 from echostore.peer.network import Seen, parse_address
 from echostore.peer.pinning import Pinner
+from echostore.store.durable_file import PROBE_BYTES
 
 if TYPE_CHECKING:
     from echostore.peer.peer import Peer
@@ -103,6 +105,8 @@ class Service:
             problems.append(f"the peer is busy for more than {LOCK_S:g} s")
         else:
             try:
+                for party in self.peer.held_parties():
+                    party.runtime.look_for_space()
                 problems += [
                     f"party {party.key.hex()[:8]}: {party.runtime.failure}"
                     for party in self.peer.held_parties()
@@ -114,6 +118,9 @@ class Service:
                 self.peer.lock.release()
         if not self.network.alive:
             problems.append("the network thread has ended")
+        left = shutil.disk_usage(self.peer.home.path).free
+        if left < PROBE_BYTES:
+            problems.append(f"the disk of the home is full: {left:,} bytes are left")
         return not problems, {"ok": not problems, "problems": problems, "addresses": self.addresses}
 
     def _recall_seen(self) -> None:

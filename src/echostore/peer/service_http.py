@@ -189,7 +189,12 @@ class _Collector:
         unshared = GaugeMetricFamily(
             "echostore_party_unshared_blocks", "Own blocks that no other peer is known to hold.", labels=["party"]
         )
-        failed = GaugeMetricFamily("echostore_party_failed", "1 when its store has failed.", labels=["party"])
+        failed = GaugeMetricFamily(
+            "echostore_party_failed", "1 when its store has failed or its disk is full.", labels=["party"]
+        )
+        unstored = GaugeMetricFamily(
+            "echostore_party_unstored_changes", "Own changes that are in memory only.", labels=["party"]
+        )
         with self._service.peer.lock:
             for party in self._service.peer.open_parties():
                 name = party.key.hex()[:PARTY_DIGITS]
@@ -198,7 +203,8 @@ class _Collector:
                     blocks.add_metric([name, state], getattr(progress, state))
                 unshared.add_metric([name], progress.unshared)
                 failed.add_metric([name], 1 if party.runtime.failure is not None else 0)
-        yield from (blocks, unshared, failed)
+                unstored.add_metric([name], party.runtime.unstored)
+        yield from (blocks, unshared, failed, unstored)
 
 
 def _is_loopback(host: str) -> bool:

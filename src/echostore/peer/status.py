@@ -65,6 +65,10 @@ class PartyStatus:
     """Whether so much of it is lost that nothing can be read or written."""
     next_step: str = ""
     """What to do about it."""
+    disk_full: bool = False
+    """Whether `failure` is a lack of space: it ends by itself once there is space."""
+    unstored: int = 0
+    """Changes of this device that are in memory only: shown here, not durable, and on no other peer."""
 
 
 WRITING_ROLES = frozenset(role.label for role in Role if role is not Role.READER)
@@ -102,6 +106,7 @@ def writing_refused(runtime: "PartyRuntime", reason: Reason) -> Refused:
 
 def party_status(party: "Party") -> PartyStatus:
     with party.reading() as runtime:
+        runtime.look_for_space()
         processor = runtime.processor
         names = {member.identity: member.name for member in processor.membership.machine.members}
         rows, unshared = [], 0
@@ -166,6 +171,8 @@ def party_status(party: "Party") -> PartyStatus:
             lost=_lost(party),
             closed=processor.closed,
             next_step=processor.damage.next_step if processor.damage is not None else "",
+            disk_full=runtime.disk_full,
+            unstored=runtime.unstored,
         )
 
 

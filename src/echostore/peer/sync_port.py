@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from echostore.kernel.errors import StorageFailed
+from echostore.kernel.errors import DiskFull, StorageFailed
 from echostore.kernel.feed import Head
 from echostore.kernel.ids import FeedId, FeedKey, Link, feed_id
 from echostore.kernel.order import CONTROL
@@ -41,6 +41,9 @@ class PartySyncPort:
         self._held_back: dict[FeedKey, int] | None = None
         """While blocks are shown that are not durable yet: what to tell once they are, of each feed once."""
         self._known: set[FeedKey] = {followed.feed for followed in party.runtime.processor.admission.followed}
+        self._untold: set[FeedKey] = set()
+        """Feeds of others that nobody heard of while the disk was full: what they hold may be durable now."""
+        party.runtime.on_space.append(self._space_again)
         party.runtime.on_written.append(self._written)
         party.runtime.on_durable.append(self._grew)
         party.runtime.processor.on_admission.append(self._admission_moved)
@@ -115,8 +118,9 @@ class PartySyncPort:
                 if not runtime.feeds.has_feed(key):
                     runtime.feeds.add_feed(key, "control" if kind == CONTROL else "data")
                 result = runtime.feeds.ingest(key, start, payloads, head, verify, durable=not at_once)
-            except StorageFailed:
+            except StorageFailed as error:
                 # A full or failing disk: nothing was kept, and the sender is told to try again later.
+                self._not_stored(error)
                 return Rejection(Reason.WAITING)
             if isinstance(result, Ingested) and not at_once:
                 runtime.blocks_stored += len(result.links)
@@ -126,9 +130,12 @@ class PartySyncPort:
                     runtime.processor.grown(key, result.start_seq, result.links, fresh)
                 try:
                     runtime.feeds.sync()
-                except StorageFailed:
-                    # It is shown and may be lost: nobody hears that it is held, and this store takes no more writes.
+                except StorageFailed as error:
+                    # It is shown and may be lost: nobody hears that it is held before there is space to sync it. A store
+                    # that failed otherwise takes no more writes.
+                    self._untold.update(self._held_back or {}, [key])
                     self._held_back = {}
+                    self._not_stored(error)
                     return Rejection(Reason.WAITING)
                 if isinstance(result, Ingested) and result.links:
                     if at_once:
@@ -197,6 +204,19 @@ class PartySyncPort:
         for key, length in (held_back or {}).items():
             self._grew(key, length)
 
+    def _not_stored(self, error: StorageFailed) -> None:
+        if isinstance(error, DiskFull):
+            self._party.runtime.note_full(error)
+
+    def _space_again(self) -> None:
+        """What could not be stored while the disk was full is asked for again, and what was is told."""
+        runtime = self._party.runtime
+        untold, self._untold = self._untold, set()
+        for key in sorted(untold):
+            if runtime.feeds.has_feed(key):
+                self._grew(key, runtime.feeds.length(key))
+        self._admission_moved()
+
     def _admission_moved(self) -> None:
         """Feeds that have just been admitted are news to the other side as well."""
         followed = self._party.runtime.processor.admission.followed
@@ -206,8 +226,13 @@ class PartySyncPort:
         for each in fresh:
             if self._party.runtime.data_held and each.kind.value != CONTROL:
                 continue
-            if not feeds.has_feed(each.feed):
-                feeds.add_feed(each.feed, each.kind.value)
+            try:
+                if not feeds.has_feed(each.feed):
+                    feeds.add_feed(each.feed, each.kind.value)
+            except DiskFull as error:
+                self._known.discard(each.feed)  # it is news again once there is space
+                self._not_stored(error)
+                continue
             self._grew(each.feed, feeds.length(each.feed))
 
     def data_released(self) -> None:

@@ -23,6 +23,7 @@ from echostore.kernel.ids import KEY_BYTES, Cid, FeedKey, Link, PartyKey
 from echostore.kernel.limits import BLOB_BYTES_MAX
 from echostore.peer.archived_start import Start, Starting
 from echostore.peer.party import Party
+from echostore.store.durable_file import file_error, open_private
 from echostore.store.feed_store import FeedStore, Ingested
 from echostore.store.meta_store import KnownParty, PartyState
 from echostore.wire.base_epoch import snapshot_blobs
@@ -58,7 +59,7 @@ class Exported:
 
 
 def export_party(party: Party, path: Path, progress: Progress | None = None) -> Exported:
-    """Write a party to a file. The file appears whole or not at all."""
+    """Write a party to a file that its owner alone may read. The file appears whole or not at all."""
     target = Path(path)
     if target.exists():
         raise Refused(f"{target} exists already", next_step="Choose another name or remove it.")
@@ -89,13 +90,13 @@ def export_party(party: Party, path: Path, progress: Progress | None = None) -> 
                         progress(done, total)
 
         try:
-            with partial.open("wb") as file:
+            with open_private(partial) as file:
                 written = write_car(file, roots, blocks())
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(target)
         except OSError as error:
-            raise StorageFailed(f"{target} can't be written: {error.strerror}") from error
+            raise file_error(error, f"write {target}") from error
         finally:
             partial.unlink(missing_ok=True)
     return Exported(
@@ -141,7 +142,7 @@ def _import(
             )
     except BaseException:
         if fresh:
-            peer.forget_party(key)
+            peer.take_back_party(key)
         raise
     return party
 

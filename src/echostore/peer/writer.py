@@ -4,13 +4,15 @@ A write builds its block at once: the next seq, the link, the depth and the depe
 applied to the state right away and becomes durable at the next flush, which signs one head over all open blocks and
 commits them in one transaction. No byte leaves the process before that (the network reads from the FeedStore alone).
 
-An append that can't be stored leaves the state ahead of the disk: the peer then closes the party and folds it again
-from what is durable.
+An append that can't be stored leaves the state ahead of the disk. Its blocks stay open, and where the disk is full they
+are stored as they are once there is space: several writers may have made them, and all but the last were told of no error.
+A control message is processed only when it is durable, so one that can't be stored is taken back.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
-from echostore.kernel.errors import TooLarge
+from echostore.kernel.errors import NOTHING_CHANGED, TooLarge
 from echostore.kernel.feed import Head
 from echostore.kernel.ids import FeedId, Link, PartyKey
 from echostore.kernel.limits import APPEND_BLOCKS_MAX, APPEND_BYTES_MAX, BLOCK_BYTES_MAX
@@ -79,6 +81,7 @@ class OwnFeed:
         if len(payload) > BLOCK_BYTES_MAX:
             raise TooLarge(
                 f"the write makes a block of {len(payload):,} bytes; at most {BLOCK_BYTES_MAX:,} fit",
+                unchanged=NOTHING_CHANGED,
                 next_step="Write less in one batch, or put large content into a blob.",
             )
         link = block_link(cursor.key, cursor.length, cursor.link, payload_hash(payload))
@@ -99,6 +102,28 @@ class OwnFeed:
         signature = self._key.sign(head_bytes(self.party, cursor.key, cursor.length, cursor.link))
         head = Head(cursor.length, cursor.link, signature)
         return Append(cursor.key, self.durable_length, self._payloads, self._links, head)
+
+    def unsealed(self) -> FeedCursor:
+        """Where the feed is now, to be given to `take_back`."""
+        assert not self._payloads, "open blocks would be lost"
+        return replace(self.cursor, asserted=dict(self.cursor.asserted), marks=list(self.cursor.marks))
+
+    def take_back(self, before: FeedCursor) -> None:
+        """Forget blocks that were sealed since `unsealed`: they were neither stored nor processed."""
+        cursor = self.cursor
+        cursor.length, cursor.link, cursor.depth, cursor.asserted = (
+            before.length,
+            before.link,
+            before.depth,
+            before.asserted,
+        )
+        cursor.marks_start, cursor.marks = before.marks_start, before.marks
+        self._payloads, self._links, self._bytes = [], [], 0
+
+    def open_payload(self, seq: int) -> bytes | None:
+        """The payload of a block that is not durable yet; None for one that is."""
+        place = seq - self.durable_length
+        return self._payloads[place] if 0 <= place < len(self._payloads) else None
 
     def appended(self) -> None:
         """The store has them."""

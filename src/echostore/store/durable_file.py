@@ -7,13 +7,18 @@ Used for the key store and the instance record. A reader sees the old bytes or t
 import errno
 import os
 from pathlib import Path
+from typing import BinaryIO
 
-from echostore.kernel.errors import Corrupt, EchoError, Refused, StorageFailed, UsageError
+from echostore.kernel.errors import Corrupt, DiskFull, EchoError, Refused, StorageFailed, UsageError
 
 PRIVATE_FILE = 0o600
 PRIVATE_FOLDER = 0o700
 
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""What the operating system says when there is no space, a quota is used up, or the process may write no larger file."""
+
+PROBE_BYTES = 64 * 1024
+"""More than any single write of SQLite asks for: a page, or a piece of the index of its log."""
 
 
 def read_bounded(path: Path, bytes_max: int) -> bytes:
@@ -64,6 +69,13 @@ def replace(path: Path, content: bytes) -> None:
     replacement.commit()
 
 
+def open_private(path: Path) -> BinaryIO:
+    """A new file for content that is its owner's alone, in the place of whatever was there."""
+    path.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, PRIVATE_FILE), "wb")
+
+
 def sync_folder(folder: Path) -> None:
     """Make created, renamed and removed names in `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -71,6 +83,30 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def lacks_space(folder: Path, size: int) -> bool:
+    """Whether a file in `folder` of `size` bytes can't grow by PROBE_BYTES: no space, no quota, or not so large a file.
+
+    Asked by trying: the number of free blocks says nothing of quotas and limits.
+    """
+    probe = folder / f".space-probe-{os.getpid()}"
+    try:
+        descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, PRIVATE_FILE)
+    except OSError as error:
+        return error.errno in NO_SPACE
+    try:
+        os.ftruncate(descriptor, size)  # takes no space
+        written = 0
+        while written < PROBE_BYTES:
+            written += os.pwrite(descriptor, bytes(PROBE_BYTES - written), size + written)
+        os.fsync(descriptor)  # some file systems find out only now
+    except OSError as error:
+        return error.errno in NO_SPACE
+    finally:
+        os.close(descriptor)
+        probe.unlink(missing_ok=True)
+    return False
 
 
 def make_folder(folder: Path) -> None:
@@ -91,8 +127,10 @@ def file_error(error: OSError | ValueError, doing: str) -> EchoError:
     if isinstance(error, ValueError):
         return UsageError(f"Can't {doing}: {error}.")
     reason = error.strerror or str(error)
-    if error.errno in _DISK_ERRORS:
-        return StorageFailed(f"Can't {doing}: {reason}.", next_step="Free space or repair the disk, then try again.")
+    if error.errno in NO_SPACE:
+        return DiskFull(f"Can't {doing}: {reason}.", next_step="Free space and try again.")
+    if error.errno == errno.EIO:
+        return StorageFailed(f"Can't {doing}: {reason}.", next_step="Repair the disk, then try again.")
     if error.errno == errno.EROFS:
         return StorageFailed(
             f"Can't {doing}: {reason}.",

@@ -160,9 +160,12 @@ class FeedStore:
     def sync(self) -> None:
         """Make durable what `ingest` has left in the log; nothing when something later was made durable since."""
         if self._db.unsynced:
-            # A commit of one row: SQLite writes and syncs the log at a change only.
-            self._sync_turn ^= 1
-            self.set_about({_SYNC_TURN: bytes([self._sync_turn])})
+            self.prove_space()
+
+    def prove_space(self) -> None:
+        """A durable commit of one row: SQLite writes and syncs the log at a change only. DiskFull without space for it."""
+        self._sync_turn ^= 1
+        self.set_about({_SYNC_TURN: bytes([self._sync_turn])})
 
     def quarantine_from(self, feed_key: FeedKey, seq: int) -> int:
         """Drop the damaged end of a feed, from the last head at or below `seq` on (F2); returns the new length."""

@@ -14,7 +14,7 @@ Rows carry check values (`row_checks`), and every read compares them: damage is 
 writer then leaves a mark beside the file, and the next writing open makes the items anew from the feeds.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -156,6 +156,7 @@ class ItemStore:
             self._mark_dirty(changed, tally)
             self._save_indexes(checkpoint, changed, tally)
             self._save_touches(checkpoint.touches, numbers, tally)
+            self._drop_rejects(checkpoint.rejects_gone, tally)
             self._save_rejects(checkpoint.rejects, tally)
             save_moves(database, checkpoint.moves, checkpoint.moves_gone, tally)
             tally.save(database)
@@ -298,13 +299,13 @@ class ItemStore:
     def _has_rows(self, table: str) -> bool:
         return self.database.row(f"SELECT 1 FROM {table} LIMIT 1") is not None
 
-    def drop_rejects(self, places: Iterable[tuple[FeedId, int, int]]) -> None:
-        gone = set(places)
-        with self.database.transaction():
-            tally = Tally()
-            self._uncount_rejects(gone, tally)
-            tally.save(self.database)
-            self.database.insert("DELETE FROM rejects WHERE feed = ? AND seq = ? AND position = ?", gone)
+    def rejects_at(self, places: Iterable[tuple[FeedId, int, int]]) -> set[tuple[FeedId, int, int]]:
+        """Those of the places for which a reject is stored."""
+        return {place for place in places if self.database.row(_REJECT_AT, place) is not None}
+
+    def _drop_rejects(self, places: Collection[tuple[FeedId, int, int]], tally: Tally) -> None:
+        self._uncount_rejects(places, tally)
+        self.database.insert("DELETE FROM rejects WHERE feed = ? AND seq = ? AND position = ?", places)
 
     def save_tree(
         self, nodes: NodeChanges, encoded: Iterable[tuple[ItemId, bytes]], placed: PlacementChanges | None = None

@@ -1,5 +1,6 @@
 """The tables of an items.db, and its rows as the ItemStore takes and gives them."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -200,3 +201,5 @@ class Checkpoint:
     about: dict[str, bytes]
     moves_gone: list[Stamp] = field(default_factory=list)
     """Those that are no more, or are folded again: their rows go before new ones come."""
+    rejects_gone: Collection[tuple[FeedId, int, int]] = ()
+    """Places of rejects that hold no more: they go before new ones come."""

@@ -13,6 +13,7 @@ States of a party: active -> paused -> active, closed, forgotten. Forgetting rem
 
 import os
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -153,6 +154,15 @@ class MetaStore:
         assert state is not PartyState.FORGOTTEN, "use forget"
         self.put_party(replace(self.party(key), state=state))
 
+    def remember(self, party: KnownParty, feeds: Sequence[KnownFeed], settings: Mapping[str, Any]) -> None:
+        """A party that is new here, with its own feeds and settings, in one transaction."""
+        with self._db.transaction():
+            self.put_party(party)
+            for feed in feeds:
+                self.put_feed(feed)
+            for name, value in settings.items():
+                self.set_setting(name, value, party=party.key)
+
     def put_feed(self, feed: KnownFeed) -> None:
         with self._db.transaction():
             self._db.execute(
@@ -220,6 +230,13 @@ class MetaStore:
             self._db.execute("DELETE FROM feeds WHERE party = ?", (key,))
             self._db.execute("DELETE FROM settings WHERE party = ?", (key,))
         _remove_folder(home, key)
+
+    def take_back(self, home: Home, key: PartyKey) -> None:
+        """Undo `remember` of a party that could not be made. The folder goes first: on a full disk that makes space."""
+        _remove_folder(home, key)
+        with self._db.transaction():
+            for table, column in (("parties", "key"), ("feeds", "party"), ("settings", "party")):
+                self._db.execute(f"DELETE FROM {table} WHERE {column} = ?", (key,))
 
     def finish_forgetting(self, home: Home) -> int:
         """At start: finish what a crash left of `forget`; returns how many folders went."""
@@ -307,6 +324,7 @@ def _read_party(home: Home, key: PartyKey) -> tuple[KnownParty, list[KnownFeed]]
 
 
 def _remove_folder(home: Home, key: PartyKey) -> None:
+    """Remove the folder of a party, all of it or nothing that counts. Its stores must be closed."""
     folder = home.party(key).path
     gone = folder.with_name(folder.name + GONE_SUFFIX)
     if not os.path.lexists(folder):

@@ -3,7 +3,8 @@
 `Database` wraps one connection with explicit transactions. Stores share it; it knows no table but those it is given.
 
 Errors:
-    full                     `StorageFailed`; nothing was written, the next transaction may try again
+    no space, quota used up  `DiskFull`; nothing was written, the next transaction may try again. SQLite names some of these
+                             I/O errors (it could not extend the log's index); then the folder is asked for space
     I/O error, failed fsync  `StorageFailed`; the database takes no more writes until it is opened again. After a
                              failed fsync nobody knows which pages reached the disk, so it is never asked twice
     read-only                `StorageFailed`, reads go on
@@ -26,8 +27,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from echostore.kernel.errors import Closed, Corrupt, DamagedHere, EchoError, Locked, NotFound, Refused, StorageFailed
-from echostore.store.durable_file import PRIVATE_FILE, file_error
+from echostore.kernel.errors import (
+    Closed,
+    Corrupt,
+    DamagedHere,
+    DiskFull,
+    EchoError,
+    Locked,
+    NotFound,
+    Refused,
+    StorageFailed,
+)
+from echostore.store.durable_file import PRIVATE_FILE, file_error, lacks_space
 
 BUSY_TIMEOUT_MS = 2000
 """Only a reader that recovers the log, or a tool that someone left open, makes us wait."""
@@ -45,6 +56,16 @@ SMALL_FILE_BYTES = 1024 * 1024
 make it smaller by a third; in larger files large pages read faster."""
 
 LOG_BYTES_KEPT = 16 * 1024 * 1024
+
+_MAY_LACK_SPACE = frozenset(
+    {
+        sqlite3.SQLITE_IOERR_WRITE,
+        sqlite3.SQLITE_IOERR_TRUNCATE,
+        sqlite3.SQLITE_IOERR_SHMOPEN,
+        sqlite3.SQLITE_IOERR_SHMMAP,
+    }
+)
+"""I/O errors that a full disk or a quota can cause. A failed fsync is never one of them: what it left on disk is unknown."""
 
 Parameters = Sequence[object]
 Row = tuple[Any, ...]
@@ -392,10 +413,10 @@ class Database:
             # The text of an error quotes the schema, and that is damaged.
             text = f"{self.path} is damaged: its schema is not readable."
             return self.on_corrupt(DamagedHere(text, next_step="Run `echostore doctor`."))
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM):
-            self.failure = str(error)
         typed = sqlite_error(error, self.path)
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM) and not isinstance(typed, DiskFull):
+            self.failure = str(error)
         return self.on_corrupt(typed) if isinstance(typed, Corrupt) else typed
 
 
@@ -414,10 +435,14 @@ def schema_rows(schema: Schema) -> frozenset[Row]:
 
 def sqlite_error(error: sqlite3.Error, path: Path) -> EchoError:
     """The typed error for what SQLite said about `path`."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    match code:
+    extended = getattr(error, "sqlite_errorcode", 0)
+    match extended & 0xFF:
         case sqlite3.SQLITE_FULL:
-            return StorageFailed(f"No space left to write {path}.", next_step="Free space and try again.")
+            return DiskFull(f"No space left to write {path}.", next_step="Free space and try again.")
+        case sqlite3.SQLITE_IOERR if extended == sqlite3.SQLITE_IOERR_SHMSIZE or (
+            extended in _MAY_LACK_SPACE and lacks_space(path.parent, _largest(path))
+        ):
+            return DiskFull(f"No space left to write {path}.", next_step="Free space and try again.")
         case sqlite3.SQLITE_CANTOPEN if _size(path.with_name(path.name + "-wal")) and not os.access(
             path.parent, os.W_OK
         ):
@@ -449,6 +474,11 @@ def _changes(connection: Connection) -> int:
 
 def _lenient_text(raw: bytes) -> str:
     return raw.decode("utf-8", "surrogateescape")
+
+
+def _largest(path: Path) -> int:
+    """The size of the larger one of the file and its log."""
+    return max(_size(path), _size(path.with_name(path.name + "-wal")))
 
 
 def _size(path: Path) -> int:
