@@ -13,6 +13,7 @@ from cli_process import Cli
 from echostore.cli.app import run
 from echostore.cli.failures import EXPLANATIONS
 from echostore.kernel import errors
+from echostore.store.home import Home
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +164,37 @@ def test_a_folder_that_can_not_be_written(tmp_path: Path) -> None:
         closed.parent.mkdir(mode=0o500)
     done = Cli(closed, tmp_path / "state")("init")
     assert done.status in (1, 4)
-    assert "Nothing was changed." in done.err
+    assert str(closed) in done.err
+
+
+# what stayed as it was
+
+
+def test_a_failed_read_does_not_speak_of_changes(tmp_path: Path) -> None:
+    cli = Cli(tmp_path / "home", tmp_path / "state")
+    failed = [cli("status"), cli("query", "--bogus"), cli("frobnicate")]
+    cli("party", "create", "Trip").ok()
+    failed += [cli("item", "show", "abcdef99"), cli("query", "--where", "=="), cli("blob", "get", "nothing")]
+    for ran in failed:
+        assert ran.status != 0
+        assert "was changed" not in ran.err, ran.err
+
+
+def test_a_command_that_made_a_home_and_failed_does_not_say_that_nothing_was_changed(tmp_path: Path) -> None:
+    ran = Cli(tmp_path / "home", tmp_path / "state")("party", "create", "x" * 100_000)
+    assert ran.status != 0
+    assert (tmp_path / "home" / "keys").exists()
+    assert "was changed" not in ran.err
+
+
+def test_who_may_not_write_because_of_another_process_is_told_that_nothing_was_changed(tmp_path: Path) -> None:
+    cli = Cli(tmp_path / "home", tmp_path / "state")
+    cli("party", "create", "Trip").ok()
+    with Home.open(tmp_path / "home").lock():
+        ran = cli("party", "create", "Other")
+    assert ran.status == 7
+    assert "Nothing was changed." in ran.err
+    assert len(cli("party", "list", "--json").ok().json()["parties"]) == 1
 
 
 def test_bad_json_on_standard_input_changes_nothing(tmp_path: Path) -> None:

@@ -152,8 +152,9 @@ def test_three_wrong_tries_end_an_invitation_across_reconnects_and_restarts(
     with peers(tmp_path, "ann", "eve") as (ann, eve):
         invitation = ann.create_party("Trip").invite()
         wrong = "000000" if invitation.passcode != "000000" else "111111"
-        with pytest.raises(Refused, match="2 tries left"):
+        with pytest.raises(Refused, match="2 tries left") as counted:
             eve.join(invitation.ticket, wrong)
+        assert counted.value.unchanged == "", "a try was counted"
         with (
             echostore.open(tmp_path / "mallory", name="mallory") as mallory,
             pytest.raises(Refused, match="1 try left"),

@@ -89,9 +89,8 @@ def run(arguments: Sequence[str]) -> int:
         give_up_stdout()
         return 0
     except CycloptsError as error:
-        return Failure(
-            "E-USAGE", 2, _usage(error, list(arguments)), "Nothing was changed.", "Add --help for examples."
-        ).tell(as_json=as_json)
+        what, step = _usage(error, list(arguments)), "Add --help for examples."
+        return Failure("E-USAGE", 2, what, next_step=step).tell(as_json=as_json)
     except EchoError as error:
         return Failure.of(error).tell(as_json=as_json)
     except KeyboardInterrupt as interrupt:

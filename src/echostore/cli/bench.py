@@ -37,7 +37,10 @@ def bench(*names: str, options: Listing = LISTING) -> int:
     unknown = [name for name in names if name not in BENCHES]
     if unknown:
         raise UsageError(f"there is no benchmark {unknown[0]!r}", next_step=f"Known ones: {', '.join(BENCHES)}.")
-    with tempfile.TemporaryDirectory(prefix="echostore-bench-") as folder, if_interrupted("Nothing was changed."):
+    with (
+        tempfile.TemporaryDirectory(prefix="echostore-bench-") as folder,
+        if_interrupted("The benchmark can be started again."),
+    ):
         measures = run(list(names), Path(folder), output.note)
     records = [
         {

@@ -54,7 +54,7 @@ def list_blobs(*, options: ListingInParty = LISTING_IN_PARTY) -> None:
 def verify(*, options: ListingInParty = LISTING_IN_PARTY) -> int:
     """Hash every blob again; of all parties unless one is named. The exit status is 6 when one is damaged."""
     output = Output.of(options)
-    with reading(options) as peer, if_interrupted("Nothing was changed; the check can be started again."):
+    with reading(options) as peer, if_interrupted("The check can be started again."):
         keys = [party_key(peer, options.party)] if options.party else [known.key for known in peer.parties()]
         records = [record for key in keys for record in verify_blobs(output, peer, key)]
     sound = all(record["sound"] for record in records)

@@ -41,7 +41,7 @@ def doctor(
     if code is not None:
         _explain(output, code)
         return 0
-    with if_interrupted("Nothing was changed; the check can be started again."):
+    with if_interrupted("The check can be started again."):
         findings = list(examine(home_path(options), output, full=full))
     broken = [finding for finding in findings if finding.level is Level.BROKEN]
     warnings = [finding for finding in findings if finding.level is Level.WARNING]

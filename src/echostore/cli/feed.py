@@ -129,7 +129,7 @@ def verify(feed: Name | None = None, /, *, options: ListingInParty = LISTING_IN_
         Key or unique prefix; without it, all feeds.
     """
     output = Output.of(options)
-    with reading(options) as peer, if_interrupted("Nothing was changed; the check can be started again."):
+    with reading(options) as peer, if_interrupted("The check can be started again."):
         keys = [party_key(peer, options.party)] if options.party or feed else [known.key for known in peer.parties()]
         records = [record for key in keys for record in verify_party(output, peer, key, feed)]
     output.table("feeds", VERDICTS, records, empty="no feed here", sound=all(record["sound"] for record in records))

@@ -168,7 +168,7 @@ def stat(*, lake: LakeFolder, full: Annotated[bool, FLAG] = False, options: Opti
         from echostore.pipeline.lake.stat import stat as lake_stat
 
     output = Output.of(options)
-    with if_interrupted("Nothing was changed."), output.progress("checking") as tell:
+    with if_interrupted("The check can be started again."), output.progress("checking") as tell:
         found = lake_stat(Lake.open(lake), full=full, tell=tell)
     damage = [{"file": file, "what": what} for file, what in found.damage]
     document: dict[str, Any] = {

@@ -173,7 +173,7 @@ def audit(
         from echostore.pipeline.session import SparkOptions, spark_session
     chosen_parties(Lake.open(lake).at(), party)  # what is not there is told before Spark is started
     spark_options = SparkOptions(master=master, memory=memory)
-    stopped = if_interrupted("Nothing was changed; the audit can be started again.")
+    stopped = if_interrupted("The audit can be started again.")
     with stopped, output.progress("audit") as tell, spark_session("pipeline audit", spark_options, tell=tell) as spark:
         report = audit_lake(spark, lake, party)
         output.table(

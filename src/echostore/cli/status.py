@@ -51,7 +51,7 @@ def status(*, watch: Annotated[bool, FLAG] = False, interval: str = "1s", option
             "no `echostore serve` runs for this home",
             next_step="Start it, or use `echostore status` for what is on disk.",
         )
-    with running, if_interrupted("Nothing was changed."):
+    with running, if_interrupted("The service goes on."):
         _watch(Output(Form.LINES) if output.machine else output, running, pause_s)
     return 0
 

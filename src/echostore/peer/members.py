@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from echostore.kernel.errors import NotFound, Refused, UsageError
+from echostore.kernel.errors import NOTHING_CHANGED, NotFound, Refused, UsageError
 from echostore.kernel.ids import KEY_BYTES, DeviceKey, FeedId, FeedKey, IdentityKey, PartyKey, feed_id
 from echostore.kernel.order import CONTROL, DATA
 from echostore.kernel.party.authority import Refusal
@@ -366,4 +366,5 @@ def _refused(refusal: Refusal, assertion: Assertion | None) -> Refused:
         step = "`echostore party policy` shows who declares epochs: ask one of them."
     elif isinstance(assertion, Policy):
         step = "Ask an owner or an admin."
-    return Refused(f"{act} is refused: {refusal.reason}: {refusal.detail}".removesuffix(": "), next_step=step)
+    what = f"{act} is refused: {refusal.reason}: {refusal.detail}".removesuffix(": ")
+    return Refused(what, unchanged=NOTHING_CHANGED, next_step=step)

@@ -140,7 +140,7 @@ def _newest_with(party: "Party", item: ItemId) -> BaseEpoch | None:
     asked = f"nobody was asked: {why}" if why else "nobody who is connected has the others"
     raise Compacted(
         f"no snapshot that is here has item {short_id(item)}, and {asked}",
-        unchanged="Nothing was changed; what came is kept.",
+        unchanged="No item was made. What came is kept.",
         next_step=f"Connect to a member that kept its history, or `echostore epoch fetch {lacking[0]} --from HOST:PORT`.",
     )
 

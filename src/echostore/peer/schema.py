@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from echostore.kernel.errors import SchemaViolation, UsageError
+from echostore.kernel.errors import NOTHING_CHANGED, SchemaViolation, UsageError
 from echostore.kernel.ids import FeedId, ItemId, Stamp, item_text
 from echostore.kernel.items.record import ItemRecord
 from echostore.kernel.models.property_set import DELETED, Change, PropertySet, Set
@@ -278,7 +278,9 @@ def _refuse(type: str, problems: list[tuple[str, str]]) -> None:
     if problems:
         said = "; ".join(f"field {field!r} {problem}" for field, problem in problems)
         raise SchemaViolation(
-            f"a {type} would break its schema: {said}.", next_step=f"party.schemas.get({type!r}) shows the schema."
+            f"a {type} would break its schema: {said}.",
+            unchanged=NOTHING_CHANGED,
+            next_step=f"party.schemas.get({type!r}) shows the schema.",
         )
 
 

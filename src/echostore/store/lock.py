@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Self
 
-from echostore.kernel.errors import Locked
+from echostore.kernel.errors import NOTHING_CHANGED, Locked
 from echostore.store.durable_file import PRIVATE_FILE, file_error
 
 HOLDER_BYTES_MAX = 4096
@@ -36,6 +36,7 @@ class HomeLock:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 raise Locked(
                     f"{path.parent} is open in another process ({holder}).",
+                    unchanged=NOTHING_CHANGED,
                     next_step="Close it there, use the running peer, or open it read-only.",
                     pid=_pid(holder),
                 ) from None
