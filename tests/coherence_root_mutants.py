@@ -65,7 +65,9 @@ def gap_stays(self: Courier, message: UserMessage) -> list[KeptRow]:
 
 def queued_is_received(self: Courier, root: bytes, message: UserMessage, known: Any) -> Any:
     return [
-        Sideways(root, UserReceipt(message.id)) if each == Sideways(root, UserQueued(message.id)) else each
+        Sideways(root, UserReceipt(message.id, message.target))
+        if each == Sideways(root, UserQueued(message.id))
+        else each
         for each in TAKE(self, root, message, known)
     ]
 

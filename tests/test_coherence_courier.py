@@ -73,14 +73,14 @@ def test_a_root_is_believed_only_of_messages_that_are_for_it() -> None:
     courier.post(message(1))
     forwarded(courier)
     id = message(1).id
-    for told in (UserReceipt(id), Undelivered(id, RejectReason.EXPIRED)):
+    for told in (UserReceipt(id, TARGET), Undelivered(id, RejectReason.EXPIRED)):
         assert courier.over(THIRD, told) == []
     assert courier.queued(THIRD, id) == []
     assert id in courier.out
     assert courier.queued(THERE, id) == [Keep((KeptRow("out", id, TARGET, None),))]
-    assert courier.over(THIRD, UserReceipt(id)) == [], "nor when it has left"
-    assert said(courier.over(THERE, UserReceipt(id))) == [UserReceipt(id)]
-    assert courier.over(THERE, UserReceipt(id)) == [], "and once"
+    assert courier.over(THIRD, UserReceipt(id, TARGET)) == [], "nor when it has left"
+    assert said(courier.over(THERE, UserReceipt(id, TARGET))) == [UserReceipt(id, TARGET)]
+    assert courier.over(THERE, UserReceipt(id, TARGET)) == [], "and once"
 
 
 def test_a_repeated_message_asks_what_became_of_it() -> None:
@@ -95,7 +95,7 @@ def test_a_repeated_message_asks_what_became_of_it() -> None:
     target.take(HERE, message(1), lambda system: True)
     assert said(target.take(HERE, message(1), lambda system: True)) == [UserQueued(message(1).id)]
     target.received(message(1).id)
-    assert said(target.take(HERE, message(1), lambda system: True)) == [UserReceipt(message(1).id)]
+    assert said(target.take(HERE, message(1), lambda system: True)) == [UserReceipt(message(1).id, TARGET)]
     target.take(HERE, message(2), lambda system: True)
     target.give_up(message(2).id)
     told = Undelivered(message(2).id, RejectReason.EXPIRED)

@@ -52,6 +52,7 @@ from echostore.kernel.coherence.messages import (
     Arc,
     Attach,
     Attached,
+    Below,
     Connectivity,
     Delta,
     Denied,
@@ -651,7 +652,7 @@ def test_an_edge_that_comes_back_knows_no_more_than_its_leaves() -> None:
     root.receive(Committed(ARC, 1, 1, ((op.op, RejectReason.NO_ITEM),)))
     root.receive(Advanced(1))
     root.receive(ChildOpened(Y, 9))
-    edge = sent(root.receive(Received(Y, 9, Attach(7, None, False, 1, ((ARC.system, (1,)),)))))
+    edge = sent(root.receive(Received(Y, 9, Attach(7, None, False, 1, (Below(ARC.system, (1,)),)))))
     assert any(isinstance(each, Linked) and each.rejected == () for each in edge), "the edge has seen that tick"
     root.receive(ChildOpened(X, 2))
     told = sent(root.receive(Received(X, 2, Attach(5, ARC.system, False, 0))))

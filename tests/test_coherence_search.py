@@ -10,11 +10,13 @@ from typing import NamedTuple
 
 import pytest
 
+from coherence_attack_mutants import ATTACK_MUTANTS
 from coherence_mutants import BROKEN, MUTANTS, Mutant
 from coherence_root_mutants import ROOT_MUTANTS
 from echostore.kernel.coherence.messages import Arc, Frame, Invalidate, MessageId, Spec, SystemId, Update
 from echostore.kernel.coherence.posting import Receiver
 from echostore.kernel.coherence.updates import UpdateReader, frames_of
+from echostore.testing.coherence_attack_models import AttackModel
 from echostore.testing.coherence_models import IndexModel
 from echostore.testing.coherence_root_models import RootsModel
 from echostore.testing.coherence_search import Model, clone, freeze, search
@@ -79,6 +81,7 @@ CASES = [
     Case("two roots", 21_000, lambda name: TwoRootsModel(name, ticks=2, reconnects=1)),
     Case("messages", 3_500, lambda name: PostModel(name, ticks=2)),
     Case("messages through an edge", 800, lambda name: PostModel(name, ticks=1, edge=True)),
+    Case("attackers on every link", 101_000, lambda name: AttackModel(name)),
     Case("messages between roots", 1_000, lambda name: RootsModel(name, partings=1)),
     Case("messages between roots, the sender's falls over", 11_000, lambda name: RootsModel(name, crashes=(1, 0))),
     Case("messages between roots, the target's falls over", 8_000, lambda name: RootsModel(name, crashes=(0, 1))),
@@ -116,7 +119,7 @@ def test_a_leaf_that_moves_between_edges_sees_its_batches_once() -> None:
     assert found.states >= 60_000
 
 
-@pytest.mark.parametrize("mutant", [*MUTANTS, *ROOT_MUTANTS], ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", [*MUTANTS, *ROOT_MUTANTS, *ATTACK_MUTANTS], ids=lambda mutant: mutant.name)
 def test_no_rule_can_be_left_out(mutant: Mutant) -> None:
     with mutant.applied():
         found = search(mutant.model(), limit=300_000, liveness=mutant.fault != BROKEN)

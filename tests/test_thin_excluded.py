@@ -126,7 +126,7 @@ def test_what_was_excluded_while_nobody_served_is_found_at_the_start(circle: Cir
 
 
 def test_leaves_behind_edges_are_told_wherever_they_come_back(circle: Circle) -> None:
-    url, given = serve(circle), capability(circle, messages=True)
+    url, given = serve(circle), capability(circle, messages=True, edge=True)
     with RunningEdge([url], given) as one, RunningEdge([url], given) as two:
         here, away = ThinClient(one.url, given).open(), ThinClient(two.url, given).open()
         mine, theirs = here.create("task", n=1), away.create("task", n=2)

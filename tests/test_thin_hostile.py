@@ -15,6 +15,7 @@ from echostore.kernel.coherence.messages import (
     Arc,
     Attach,
     BeginUpdate,
+    Below,
     Connectivity,
     Deannounce,
     Delta,
@@ -119,7 +120,7 @@ def test_a_root_outlives_whatever_another_root_says(peer: Peer) -> None:
         said = rng.choice(
             [
                 UserMessage(id, rng.randrange(30), target, (), "note", b"x", True, rng.randrange(3)),
-                UserReceipt(id),
+                UserReceipt(id, target),
                 UserQueued(id),
                 Undelivered(id, RejectReason.EXPIRED),
                 Announce(Service(sender, f"s{rng.randrange(50)}"), 0, number, b""),
@@ -132,7 +133,7 @@ def test_a_root_outlives_whatever_another_root_says(peer: Peer) -> None:
             rng.choice([root.root_met, root.root_parted])(other)
             root.root_met(other)
         if rng.random() < 0.05:
-            root.receive(LinkId("a"), 1, UserReceipt(id))
+            root.receive(LinkId("a"), 1, UserReceipt(id, named))
     sink.work()
     courier = root.root.courier
     assert not courier.out
@@ -156,7 +157,7 @@ def test_a_root_outlives_any_messages(peer: Peer, seed: int) -> None:
     task = party.create(type="task", n=0)
     sink = Sink()
     root = CoherenceRoot(party, sink)
-    grants = read_capability(capability_from_text(party.capability(write="*", messages=True).text))
+    grants = read_capability(capability_from_text(party.capability(write="*", messages=True, edge=True).text))
     specs = [
         index_spec(IndexQuery(party.key, QuerySpec.start("task"))),
         index_spec(IndexQuery(party.key, item=task.id)),
@@ -217,7 +218,7 @@ class _Maker:
         spec = rng.choice(self._specs)
         makers: list[Callable[[], Message]] = [
             lambda: Attach(rng.randrange(5), rng.choice([None, system]), rng.random() < 0.5, rng.choice([0, number])),
-            lambda: Attach(rng.randrange(9), None, False, 0, ((system, (1,)),), (rng.randrange(3),)),
+            lambda: Attach(rng.randrange(9), None, False, 0, (Below(system, (1,)),), (rng.randrange(3),)),
             lambda: Attach(
                 rng.randrange(9), rng.choice([None, system]), True, 0, (), (rng.randrange(3),), rng.choice(self._shown)
             ),
@@ -236,7 +237,7 @@ class _Maker:
             lambda: UserMessage(
                 MessageId(system, 1, rng.randrange(1, 4)), 0, self._system(), ((Witness(arc, number),),), "t", b"p"
             ),
-            lambda: UserReceipt(MessageId(system, 1, rng.randrange(1, 4))),
+            lambda: UserReceipt(MessageId(system, 1, rng.randrange(1, 4)), self._system()),
         ]
         return rng.choice(makers)()
 

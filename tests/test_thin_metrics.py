@@ -37,7 +37,7 @@ def test_a_service_and_an_edge_tell_what_they_count(tmp_path: Path, monkeypatch:
             assert scraped(at) == {}, "nobody is served"
             party = peer.create_party("Counted")
             task = party.create(type="task", n=0)
-            narrow, edges = party.capability(read=["task"]).text, party.capability(messages=True).text
+            narrow, edges = party.capability(read=["task"]).text, party.capability(messages=True, edge=True).text
             up = peer.serve_thin("127.0.0.1:0")
             with ThinClient(up, narrow) as one, ThinClient(up, narrow) as two:
                 spec = one.spec(TASKS)

@@ -1,7 +1,8 @@
 """The oracle of thin clients: a real peer, real edges and leaves; what they hold is what a fresh query says at that tick.
 
 100 random specs, 10 batches of 10 updates of 5 mutations, by the peer and by leaves, while
-the root goes and comes back, edges are killed and started one after the other, leaves are thrown away
+the root goes and comes back, edges are killed and started one after the other, leaves are thrown away,
+and attackers at the root and behind an edge speak in the names of others
 
 Edges are killed without a word: two in this process, whose insides are checked, by resetting their sockets; one in a
 process of its own by SIGKILL.
@@ -11,24 +12,39 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import echostore
 from cli_process import Cli
-from echostore.kernel.coherence.messages import IndexValue, Spec
+from echostore.kernel.coherence.messages import (
+    Arc,
+    GrantArc,
+    IndexValue,
+    Message,
+    Spec,
+    Statement,
+    SystemId,
+    Undelivered,
+    Update,
+    UserMessage,
+    UserReceipt,
+)
 from echostore.kernel.errors import EchoError
 from echostore.kernel.query.spec import QuerySpec
+from echostore.testing.coherence_attack_models import forgeries
 from echostore.testing.coherence_checker import CoherenceChecker, fresh_answer
 from echostore.thin.driver import HOME
 from echostore.thin.queries import ThinQuery
 from echostore.thin.thin_party import ThinParty, Transaction, connect
 from echostore.wire.index_spec import IndexQuery, index_items, index_spec
+from echostore.wire.leaf_signing import signed
 from edge_process import RunningEdge
 from network_peers import until
 from tcp_relay import Relay
+from thin_client import Closed, ThinClient
 
 SPECS, BATCHES, UPDATES, MUTATIONS = 100, 10, 10, 5
 LEAVES = 4
@@ -60,6 +76,37 @@ def random_query(random: Random) -> Callable[[Any], Any]:
     return build
 
 
+class Attacker:
+    """Says in others' names all that a link can carry, unsigned and by its own key."""
+
+    def __init__(self, url: str, capability: str) -> None:
+        self.client = ThinClient(url, capability)
+        self.lies = 0
+        self.victims: set[SystemId] = set()
+
+    def attack(self, arc: Arc, target: SystemId, batch: int) -> None:
+        client = self.client
+        self.victims |= {arc.system, target}
+        with suppress(OSError, Closed, TimeoutError):  # it is there when the other side is
+            if client.connection is None:
+                client.open()
+            for lie in forgeries(arc, target, client.leaf.systems[HOME], 1, batch):
+                client.send(lie)
+                if isinstance(lie, Update | Statement):
+                    client.send(signed(lie, client.key))
+                self.lies += 1
+            seen = -1
+            while seen != len(client.received):
+                seen = len(client.received)
+                client.read(0.001)
+
+    def heard(self) -> list[Message]:
+        """What was not for it."""
+        told = [each for each in self.client.received if isinstance(each, UserMessage | UserReceipt | Undelivered)]
+        arcs = [each for each in self.client.received if isinstance(each, GrantArc) and each.arc.system in self.victims]
+        return [*told, *arcs]
+
+
 class Story:
     """One run: who is there, and what they do."""
 
@@ -74,7 +121,7 @@ class Story:
         self.key = self.party.key
         self.capability = self.party.capability(read="*", write="*", messages=True).text
         self.questions = [random_query(self.random) for _ in range(SPECS)]
-        self.edge_capability = self.party.capability(messages=True).text
+        self.edge_capability = self.party.capability(messages=True, edge=True).text
         self.relays[0].point(self.peer.serve_thin("127.0.0.1:0"))
         self.edges = [RunningEdge([self.url], self.edge_capability) for _ in range(2)]
         for relay, edge in zip(self.relays[1:], self.edges, strict=False):
@@ -83,6 +130,14 @@ class Story:
         self.relays[3].point(self.process.url)
         self.leaves: list[tuple[str, ThinParty, list[ThinQuery]]] = []
         self.names = 0
+        narrow = self.party.capability(read=["note"], messages=True)
+        reads, stray = self.party.capability(messages=True), self.party.capability(messages=True, edge=True)
+        self.attackers = [
+            Attacker(self.url, narrow.text),
+            Attacker(self.url, reads.text),
+            Attacker(self.url, stray.text),
+            Attacker(self.addresses[0], reads.text),
+        ]
         self.posted: list[bytes] = []
         self.got: list[bytes] = []
         specs = [Spec(self._spec(build)) for build in self.questions]
@@ -193,6 +248,15 @@ class Story:
         self.posted.append(body)
         one.send(two.system, "note", body, context=one.context())
 
+    def attack(self) -> None:
+        """Somebody who may send messages speaks for one leaf, to another."""
+        (_, one, _), (_, two, _) = self.random.sample(self.leaves, 2)
+        with one.driver.lock, two.driver.lock:
+            arc, numbers = one.driver.leaf.arcs.arc, one.driver.leaf.outbox.numbers
+            target = two.driver.leaf.systems.get(HOME)
+        if arc is not None and target is not None:
+            self.random.choice(self.attackers).attack(arc, target, numbers.get(arc, 0) + 1)
+
     # What goes wrong
 
     def restart_root(self) -> None:
@@ -257,6 +321,8 @@ class Story:
     def close(self) -> None:
         for _, leaf, _ in self.leaves:
             leaf.close()
+        for attacker in self.attackers:
+            attacker.client.close()
         for edge in self.edges:
             edge.close()
         self.process.kill()
@@ -289,6 +355,7 @@ def test_what_leaves_and_edges_hold_is_the_fresh_answer_of_that_tick(tmp_path: P
                     story.read()
                 if update % 5 == 1:
                     story.transact()
+                story.attack()
                 story.check()
                 if update == UPDATES // 2 and batch in wrongs:
                     wrongs[batch]()
@@ -296,6 +363,9 @@ def test_what_leaves_and_edges_hold_is_the_fresh_answer_of_that_tick(tmp_path: P
         story.finish()
         until(lambda: len(story.got) >= len(story.posted), seconds=60)
         assert sorted(story.got) == sorted(story.posted), "a message came twice"
+        for attacker in story.attackers:
+            assert attacker.lies > 0
+            assert attacker.heard() == []
 
 
 def test_a_root_that_is_killed_again_and_again_applies_each_batch_once(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def part(ann: Peer, bob: Peer) -> None:
 
 
 def serve(peer: Peer, party: Party) -> tuple[str, str]:
-    return peer.serve_thin("127.0.0.1:0"), party.capability(read="*", write="*", messages=True).text
+    return peer.serve_thin("127.0.0.1:0"), party.capability(read="*", write="*", messages=True, edge=True).text
 
 
 def follows(leaf: ThinParty) -> dict[Any, int]:

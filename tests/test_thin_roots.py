@@ -165,7 +165,7 @@ def test_without_the_right_to_messages_none_goes_out(tmp_path: Path) -> None:
     with two_roots(tmp_path) as (ann, trip, bob, theirs), leaf(bob, theirs) as there:
         url = ann.serve_thin("127.0.0.1:0")
         without = trip.capability(read="*", messages=False).text
-        with RunningEdge([url], trip.capability(read="*", messages=True).text) as edge:
+        with RunningEdge([url], trip.capability(read="*", messages=True, edge=True).text) as edge:
             for way in (url, edge.url):  # the edge's own right counts for nobody else
                 with echostore.connect(way, without) as mute:
                     told = Inbox(mute)

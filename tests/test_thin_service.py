@@ -17,6 +17,7 @@ from echostore.kernel.coherence.messages import (
     Acquire,
     Announce,
     Attach,
+    Below,
     Denied,
     Grant,
     IssuedId,
@@ -242,7 +243,7 @@ def test_a_leaf_does_not_speak_for_another(tmp_path: Path) -> None:
                 name, clock = victim.leaf.systems[HOME], victim.leaf.arcs.arc
                 assert clock is not None
                 thief.send(Attach(5, name, True, 0))
-                thief.send(Attach(6, None, False, 0, ((name, (9,)),)))
+                thief.send(Attach(6, None, False, 0, (Below(name, (9,)),)))
                 thief.send(Attach(7, None, False, 0, (), (9,)))
                 until(lambda more=int(restarted): at_root(peer).get("not-allowed") == 3 + more)
                 batch = victim.leaf.outbox.numbers[clock] + 1

@@ -30,22 +30,22 @@ from echostore.kernel.coherence.events import (
     Want,
 )
 from echostore.kernel.coherence.leaf import Leaf
-from echostore.kernel.coherence.messages import Acquire, Message, Spec, Update
+from echostore.kernel.coherence.messages import Acquire, Message, Spec, Statement, Update
 from echostore.kernel.ids import FeedId, ItemId, PartyKey
 from echostore.kernel.items.operations import GENESIS, ItemOperation
 from echostore.kernel.items.record import Genesis
 from echostore.kernel.models.property_set import Set
 from echostore.kernel.query.spec import QuerySpec
-from echostore.wire.batch_signing import signed_batch
 from echostore.wire.capabilities import capability_from_text, proof_statement
 from echostore.wire.coherence import FRAME_BYTES_MAX, LinkFrame, decode_frame, encode_frame
 from echostore.wire.coherence_parts import parts_of
 from echostore.wire.index_spec import IndexCodec, IndexItem, IndexQuery, index_items, index_spec
 from echostore.wire.leaf_operations import arc_item, operation_delta
+from echostore.wire.leaf_signing import signed
 from echostore.wire.signing import SigningKey
 
 HOME = LinkId("home")
-SUBPROTOCOL = Subprotocol("echostore-coherence-2")
+SUBPROTOCOL = Subprotocol("echostore-coherence-3")
 PATIENCE_S = 60.0
 
 
@@ -147,8 +147,9 @@ class ThinClient:
         if self.connection is None:
             return
         link = int(self.ok["generation"]) if generation is None else generation
-        if isinstance(message, Update) and message.items and not message.signature and self.ok.get("sign"):
-            message = signed_batch(message, self.key)
+        says = isinstance(message, Statement) or (isinstance(message, Update) and message.items)
+        if says and not message.signature and self.ok.get("sign"):  # type: ignore[union-attr]
+            message = signed(message, self.key)  # type: ignore[type-var]
         for part in parts_of(message):
             self.sent.append(part)
             with suppress(ConnectionClosed):  # it may be closed between two frames: `read` tells why

@@ -283,7 +283,7 @@ class ThinServer:
             self._connection,
             "127.0.0.1",
             self._port,
-            subprotocols=["echostore-coherence-2"],  # type: ignore[list-item]
+            subprotocols=["echostore-coherence-3"],  # type: ignore[list-item]
             process_request=self._page,
             compression=None,
             close_timeout=0.1,

@@ -3,6 +3,22 @@
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from echostore.kernel.coherence.messages import (
+    Announce,
+    Arc,
+    Deannounce,
+    IssuedId,
+    MessageId,
+    PublishOp,
+    ReleaseArc,
+    Service,
+    Statement,
+    SystemId,
+    Update,
+    UserMessage,
+    UserReceipt,
+    Witness,
+)
 from echostore.kernel.ids import (
     NO_LINK,
     Cid,
@@ -49,6 +65,7 @@ from echostore.wire.index_spec import (
 )
 from echostore.wire.items import encode_model, encode_moves, encode_record
 from echostore.wire.leaf_operations import ListEdit, TextEdit, arc_item, edit_delta
+from echostore.wire.leaf_signing import statement_bytes
 from echostore.wire.links import block_link, head_bytes, payload_hash
 from echostore.wire.messages import encode_genesis, encode_operation
 from echostore.wire.models import property_set
@@ -142,6 +159,23 @@ def thin() -> dict[str, bytes]:
         "list edit": edit_delta(ListEdit(2, (1, None), ("x",))),
         "arc item": arc_item(FEED, 5 << 24, 7),
         "root": root_system(PARTY, KEY).root,
+        "edge capability": sign_capability(replace(grants, edge=True), key),
+        **{f"signed {name}": statement_bytes(said) for name, said in statements().items()},
+    }
+
+
+def statements() -> dict[str, Update | Statement]:
+    """What a leaf signs behind an edge. Browsers make the same bytes (tests/browser/signed.mjs)."""
+    leaf, other = SystemId(b"r" * 16, (1,)), SystemId(b"r" * 16, (2, 300))
+    arc, id = Arc(leaf, 1), MessageId(leaf, 1 << 32, 7)
+    context = ((Witness(Arc(SystemId(b"r" * 16)), 300), Witness(arc, 2)),)
+    return {
+        "batch": Update(arc, 2, 3, (), (PublishOp(IssuedId(arc, 5), b"item", b"delta"),)),
+        "release": ReleaseArc(arc, 300),
+        "announce": Announce(Service(leaf, "sch\xe4ch"), 1, 2, b"white"),
+        "deannounce": Deannounce(Service(leaf, "sch\xe4ch"), 1, 3),
+        "message": UserMessage(id, 5, other, context, "note", b"hello", True, 6),
+        "receipt": UserReceipt(id, other),
     }
 
 

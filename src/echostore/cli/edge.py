@@ -42,8 +42,8 @@ def edge(
     up
         URL of a peer's thin service, or of another edge; several: when one is lost, the next is taken.
     capability
-        File with the edge's own capability, made by `party capability issue` without --read. Clients need capabilities
-        of the same issuer.
+        File with the edge's own capability, made by `party capability issue --edge`, without --read. Clients need
+        capabilities of the same issuer.
     status
         host:port on the loopback that tells `echostore mesh` how the edge is, and Prometheus at /metrics.
     """

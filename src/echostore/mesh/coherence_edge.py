@@ -4,9 +4,9 @@
 
 An edge has a capability of its own, and lets in whoever shows one that is signed by the same issuer, has not expired
 and is not in the index of revocations, which it holds live; while that is unknown, nobody is let in. What a client may
-read is checked here. What it may write is checked by the root, which alone knows the type of every item: an edge passes
-on with Attach what a client showed, and the root judges the client's batches by that. The edge's own rights to write,
-if it has any, are for nobody.
+read is checked here, and by the kernel's rules (`coherence.guard`) for whom it speaks. What it may write is checked by the
+root, which alone knows the type of every item: an edge passes on with Attach what a client showed, and the root judges the
+client's batches by that. The edge's own rights to write, if it has any, are for nobody.
 """
 
 import asyncio
@@ -35,20 +35,17 @@ from echostore.kernel.coherence.events import (
     Unanswered,
     Writable,
 )
+from echostore.kernel.coherence.guard import Right
 from echostore.kernel.coherence.messages import (
     Acquire,
-    Announce,
     Attach,
-    Deannounce,
     Denied,
     Grant,
-    GrantSystemId,
     Message,
     RejectReason,
     Spec,
-    Undelivered,
-    UserMessage,
-    UserReceipt,
+    Statement,
+    Update,
 )
 from echostore.kernel.coherence.services import SERVICES_SPEC
 from echostore.kernel.errors import EchoError, Refused
@@ -67,7 +64,7 @@ from echostore.mesh.coherence_socket import (
     keep_until_done,
 )
 from echostore.thin.link import CapabilityRefused, Link, Welcome, open_link
-from echostore.wire.capabilities import Grants, encode_credential, read_capability
+from echostore.wire.capabilities import Grants, ShownCredentials, encode_credential, read_capability
 from echostore.wire.coherence import LinkFrame, decode_frame, encode_frame
 from echostore.wire.coherence_parts import parts_of
 from echostore.wire.index_spec import (
@@ -79,9 +76,9 @@ from echostore.wire.index_spec import (
     index_query,
     revoked_names,
 )
+from echostore.wire.leaf_signing import is_signed_by
 from echostore.wire.signing import SigningKey
 from echostore.wire.sync import MalformedFrame
-from echostore.wire.system_owners import Owner, SystemOwners, speaks_for_others
 
 _log = logging.getLogger("echostore.edge")
 
@@ -121,7 +118,8 @@ class EdgeNode:
         self._now_ms = now_ms
         self.server = ThinServer(self, now_ms=now_ms)
         self._codec = IndexCodec()
-        self.edge = Edge(self._codec)
+        self._credentials = ShownCredentials()
+        self.edge = Edge(self._codec, proofs=self)
         self._welcome: Welcome | None = None
         self._up: Link | None = None
         self._up_url: str | None = None
@@ -129,7 +127,6 @@ class EdgeNode:
         self._up_filled = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._revoked: frozenset[bytes] | None = None
-        self._owners = SystemOwners()
         self.refusals: dict[str, int] = {}
         self.acquires = 0
         self.upstream = 0
@@ -279,7 +276,7 @@ class EdgeNode:
         """Another root has another clock: everything begins anew, here and below."""
         if self._welcome is not None and welcome.root != self._welcome.root:
             self._send_all_away("another root")
-            self.edge = Edge(self._codec)
+            self.edge = Edge(self._codec, proofs=self)
             self._revoked = None
         self._welcome = welcome
 
@@ -334,12 +331,33 @@ class EdgeNode:
                 self._count(why)
                 link.close(UNAUTHORISED, why)
 
+    def _is_known(self, grants: Grants) -> bool:
+        """Whether the edge knows anything of who issued a capability."""
+        return grants.issuer in (self.grants.issuer, *self.grants.sealers)
+
     def _why_not(self, grants: Grants) -> str | None:
         if grants.expires_ms <= self._now_ms():
             return "expired"
         if self._revoked is not None and (grants.name in self._revoked or grants.id in self._revoked):
             return "revoked"
         return None
+
+    # for the machine: see kernel.coherence.guard.Proofs
+
+    def of_link(self, link: LinkId) -> Right | None:
+        found = self.server.links.get(link)
+        return None if found is None else Right(found.key, found.grants.edge, found.grants.messages)
+
+    def shown(self, credential: bytes) -> Right | None:
+        found = self._credentials.read(credential)
+        if found is None:
+            return None
+        grants, key = found
+        good = grants.party == self.grants.party and self._is_known(grants) and self._why_not(grants) is None
+        return Right(key, grants.edge, grants.messages) if good else None
+
+    def signed(self, message: Update | Statement, key: bytes) -> bool:
+        return is_signed_by(message, key)
 
     # for the server: see LinkOwner
 
@@ -349,7 +367,7 @@ class EdgeNode:
             raise OpeningRefused(TRY_LATER, "not-ready", "the edge has not reached its root yet")
         if grants.party != self.grants.party:
             raise OpeningRefused(NOT_ALLOWED, "no-party", "the party is not served here")
-        if grants.issuer not in (self.grants.issuer, *self.grants.sealers):
+        if not self._is_known(grants):
             raise OpeningRefused(NOT_ALLOWED, "issuer-unknown", "the edge knows nothing of who issued the capability")
         why = self._why_not(grants)
         if why is not None:
@@ -378,36 +396,16 @@ class EdgeNode:
 
     def received(self, link: ServedLink, frame: LinkFrame) -> None:
         message = frame.message
-        reason = self._refusal(link, message)
-        if reason is not None:
-            self._count(reason)
-            if isinstance(message, Acquire):
-                link.send(Denied(message.spec, reason))
-            elif isinstance(message, UserMessage):
-                link.send(Undelivered(message.id, reason))
-            return
         if isinstance(message, Acquire):
+            reason = self._unreadable(message.spec, link.grants)
+            if reason is not None:
+                self._count(reason)
+                link.send(Denied(message.spec, reason))
+                return
             self.acquires += 1
         elif isinstance(message, Attach) and not message.turn:
             message = replace(message, credential=encode_credential(link.shown))
         self._happens(Received(link.id, frame.generation, message))
-
-    def _refusal(self, link: ServedLink, message: Message) -> RejectReason | None:
-        grants = link.grants
-        match message:
-            case Acquire(spec):
-                return self._unreadable(spec, grants)
-            case Attach(system=system):
-                if not self._owners.allows(message, grants, link.key):
-                    return RejectReason.NOT_ALLOWED
-                if system is not None and not speaks_for_others(grants):
-                    self._owners.note(system, Owner(link.key, grants.id))
-                    self._owners.shrink()
-                return None
-            case UserMessage() | UserReceipt() | Announce() | Deannounce():
-                return None if grants.messages else RejectReason.NOT_ALLOWED
-            case _:
-                return None
 
     def _unreadable(self, spec: Spec, grants: Grants) -> RejectReason | None:
         if spec.startswith(SERVICES_SPEC):
@@ -470,8 +468,6 @@ class EdgeNode:
         link = self.server.links.get(id)
         if link is None:
             return
-        if isinstance(message, GrantSystemId) and not message.turn and not speaks_for_others(link.grants):
-            self._owners.note(message.system, Owner(link.key, link.grants.id))
         self._sent.count(message)
         try:
             link.send(self._shown(link, message))
@@ -497,6 +493,11 @@ class EdgeNode:
 def check_capability(data: bytes) -> Grants:
     """An edge's own capability; Refused when it can't serve anybody with it."""
     grants = read_capability(data)
+    if not grants.edge:
+        raise Refused(
+            "this capability is not for an edge: it may not pass on what others read and write",
+            next_step="Issue one with --edge.",
+        )
     if not any(each.all_items for each in grants.read):
         raise Refused(
             "an edge reads for all its clients, and this capability reads some types only",

@@ -49,15 +49,15 @@ from echostore.wire.sync import MalformedFrame
 
 _log = logging.getLogger("echostore.thin")
 
-SUBPROTOCOL: Final = Subprotocol("echostore-coherence-2")
+SUBPROTOCOL: Final = Subprotocol("echostore-coherence-3")
 PATH: Final = "/thin"
 
 OPENING_S: Final = 10.0
 ACCEPT_ROUNDS: Final = 4
 """Turns of the loop from the moment a connection is accepted until the server knows of it."""
 OPENING_CHARACTERS_MAX: Final = 32 * 1024
-FRAME_BYTES_MAX: Final = 4 * 1024 * 1024
-"""What comes from below: batches, questions, and an edge's list of the systems behind it."""
+FRAME_BYTES_MAX: Final = 8 * 1024 * 1024
+"""What comes from below: batches, questions, and an edge's list of the systems behind it with what each showed."""
 
 WRITABLE_BYTES: Final = 256 * 1024
 """Bytes that wait for a link. Beyond, it is told nothing new until they are gone."""

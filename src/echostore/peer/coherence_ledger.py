@@ -3,7 +3,6 @@
     thin/<root>/ticks              how many ticks are reserved
     thin/<root>/system/<path>      a system: whose it is, the question it was named by, its arcs and their releases
     thin/<root>/batch/<path>.<gen> how many batches of an arc are in the feed, and what of them was rejected
-    thin/<root>/rights/<id>        a capability by which a system behind an edge writes
     thin/<root>/op/<seq>           whose operations the block `seq` of the feed holds, and where in it
 
 An account row is written in the same commit as the blocks of its batch: whatever a crash leaves, a batch is in the feed
@@ -27,10 +26,7 @@ from echostore.kernel.coherence.messages import Arc, IssuedId, RejectOp, SystemI
 from echostore.kernel.errors import Corrupt
 from echostore.kernel.ids import PartyKey
 from echostore.store.feed_store import FeedStore
-from echostore.wire.capabilities import Grants, read_capability
 from echostore.wire.coherence_names import REASONS
-from echostore.wire.index_spec import MalformedIndex
-from echostore.wire.system_owners import Owner, SystemOwners
 
 if TYPE_CHECKING:
     from echostore.peer.party import Party
@@ -46,8 +42,8 @@ class _SystemRow(msgspec.Struct):
     asked: str | None
     arcs: list[tuple[int, int, int | None]]
     """Gen, base, release."""
-    owner: tuple[str, str] | None = None
-    """Key and capability, in hex."""
+    owner: tuple[str, ...] | None = None
+    """The key, in hex. In homes of earlier versions the capability follows, which counts for nothing."""
 
 
 class _AccountRow(msgspec.Struct):
@@ -91,8 +87,6 @@ class CoherenceLedger:
         self._feeds = feeds
         self._system = system
         self._prefix = f"thin/{system.root.hex()}/"
-        self.owners = SystemOwners()
-        self._rights: dict[bytes, Grants] = {}
 
     # ticks
 
@@ -145,7 +139,7 @@ class CoherenceLedger:
             arcs.arcs_count += len(row.arcs)
             arcs.systems_count = max(arcs.systems_count, system.path[-1])
             if row.owner is not None:
-                self.owners.note(system, Owner(bytes.fromhex(row.owner[0]), bytes.fromhex(row.owner[1])))
+                arcs.owners[system] = bytes.fromhex(row.owner[0])
             if row.asked is not None:
                 arcs.asked[system] = int(row.asked)
             if row.nonce is not None:
@@ -162,32 +156,15 @@ class CoherenceLedger:
         for system in systems:
             nonce, asked = asked_by.get(system), arcs.asked.get(system)
             granted = [(arc.gen, each.base, each.release) for arc, each in arcs.of_system(system)]
-            known = self.owners.owners.get(system)
+            known = arcs.owners.get(system)
             row = _SystemRow(
                 None if nonce is None else str(nonce),
                 None if asked is None else str(asked),
                 granted,
-                None if known is None else (known.key.hex(), known.capability.hex()),
+                None if known is None else (known.hex(),),
             )
             rows[f"{self._prefix}system/{_path(system)}"] = msgspec.json.encode(row)
         self._feeds.set_about(rows)
-
-    def keep_rights(self, id: bytes, capability: bytes) -> None:
-        """Remember a capability that was found good: an edge that comes back names its leaves, and no more of them."""
-        if id not in self._rights:
-            self._rights[id] = read_capability(capability)
-            self._feeds.set_about({f"{self._prefix}rights/{id.hex()}": capability})
-
-    def rights(self, id: bytes) -> Grants | None:
-        if id not in self._rights:
-            kept = self._feeds.about(f"{self._prefix}rights/{id.hex()}")
-            if kept is None:
-                return None
-            try:
-                self._rights[id] = read_capability(kept)
-            except MalformedIndex as error:
-                raise Corrupt("The account of thin clients in feeds.db is damaged.") from error
-        return self._rights[id]
 
     def account_row(self, arc: Arc, batch: int, rejections: Iterable[tuple[int, RejectOp]]) -> tuple[str, bytes]:
         """The row that says how far an arc is applied, for the commit that holds the batch."""

@@ -1,43 +1,33 @@
 """What each link of a root may do: by its own capability, or by those of the systems that it speaks for.
 
-A link attaches its own system; an edge those that show what they showed to it. A batch is judged by the rights of the system
-that wrote it, whichever way it comes.
+A link shows a capability and a key when it opens; a system behind an edge shows them to the edge, which passes them on. A batch
+is judged by the rights of the system that wrote it, whichever way it comes. The rules are the kernel's (`coherence.guard`).
 """
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from echostore.kernel.coherence.events import LinkId
-from echostore.kernel.coherence.messages import (
-    Announce,
-    Attach,
-    Deannounce,
-    RejectReason,
-    Spec,
-    SystemId,
-    Update,
-    UserMessage,
-    UserReceipt,
-)
+from echostore.kernel.coherence.guard import Right
+from echostore.kernel.coherence.messages import RejectReason, Spec, Statement, SystemId, Update
 from echostore.kernel.coherence.services import SERVICES_SPEC
-from echostore.peer.coherence_ledger import CoherenceLedger
-from echostore.wire.batch_signing import is_signed_by
-from echostore.wire.capabilities import Credential, Grants, read_credential
+from echostore.kernel.coherence.serving import Serving
+from echostore.wire.capabilities import Grants, ShownCredentials
 from echostore.wire.index_spec import FENCE_SPEC, REVOCATIONS_SPEC, IndexQuery, MalformedIndex
-from echostore.wire.system_owners import Owner, speaks_for_others
+from echostore.wire.leaf_signing import is_signed_by
 
 if TYPE_CHECKING:
     from echostore.peer.party import Party
 
 
 class LinkRights:
-    """The links of one root, with what they showed when they opened."""
+    """The links of one root, with what they showed when they opened. A kernel.coherence.guard.Proofs."""
 
-    def __init__(self, party: "Party", ledger: CoherenceLedger) -> None:
-        self._party, self._ledger = party, ledger
+    def __init__(self, party: "Party") -> None:
+        self._party = party
         self.grants: dict[LinkId, Grants] = {}
         self._keys: dict[LinkId, bytes] = {}
+        self._shown: Final = ShownCredentials()
 
     def open(self, link: LinkId, grants: Grants, key: bytes) -> None:
         self.grants[link] = grants
@@ -47,66 +37,29 @@ class LinkRights:
         self.grants.pop(link, None)
         self._keys.pop(link, None)
 
-    def may_attach(self, link: LinkId, attach: Attach, grants: Grants) -> bool:
-        """A link attaches its own system; one that speaks for others those that show what they are allowed."""
-        owners = self._ledger.owners
-        if not attach.turn:
-            return owners.allows(attach, grants, self._keys[link])
-        if not speaks_for_others(grants):
-            return False
-        shown = self._credential(attach)
-        return shown is not None and owners.allows(replace(attach, turn=()), shown[0], shown[1].key)
+    def of_link(self, link: LinkId) -> Right | None:
+        grants = self.grants.get(link)
+        return None if grants is None else Right(self._keys[link], grants.edge, grants.messages)
 
-    def _credential(self, attach: Attach) -> tuple[Grants, Credential] | None:
-        """What a system behind an edge showed there; None when it is worth nothing here."""
-        try:
-            grants, shown = read_credential(attach.credential)
-        except MalformedIndex:
-            return None
-        return None if self._party.capabilities.why_not(grants) else (grants, shown)
+    def shown(self, credential: bytes) -> Right | None:
+        found = self._worth(credential)
+        return None if found is None else Right(found[1], found[0].edge, found[0].messages)
 
-    def is_own(self, link: LinkId, system: SystemId) -> bool:
-        """Whether a link is the system's own, and no edge between."""
-        owner = self._ledger.owners.owners.get(system)
-        return owner is None or owner.key == self._keys[link] or not speaks_for_others(self.grants[link])
+    def signed(self, message: Update | Statement, key: bytes) -> bool:
+        return is_signed_by(message, key)
 
-    def of_system(self, link: LinkId, system: SystemId) -> Grants | None:
-        """By what a batch or a message of this system is judged: its own capability, wherever it comes by."""
-        if self.is_own(link, system):
-            return self.grants[link]
-        own = self._ledger.rights(self._ledger.owners.owners[system].capability)
-        return None if own is None or self._party.capabilities.why_not(own) else own
+    def of_system(self, link: LinkId, system: SystemId, serving: Serving) -> Grants | None:
+        """By what a batch of this system is judged: its own capability, wherever it comes by."""
+        turn = serving.routes.get(system, {}).get(link)
+        if not turn:
+            return None if turn is None else self.grants.get(link)
+        found = self._worth(serving.credentials.get((link, turn), b""))
+        return None if found is None else found[0]
 
-    def trusts(self, link: LinkId, batch: Update) -> bool:
-        """Whether a batch is as its system wrote it. A link of its own has shown its key; what an edge brings is signed."""
-        if self.is_own(link, batch.clock.system):
-            return True
-        return is_signed_by(batch, self._ledger.owners.owners[batch.clock.system].key)
-
-    def may_speak(self, link: LinkId, message: UserMessage | UserReceipt | Announce | Deannounce) -> bool:
-        """Whether the system that wrote a message, or offers a service, may; a receipt is judged by its link."""
-        rights: Grants | None = self.grants[link]
-        if isinstance(message, UserMessage):
-            rights = self.of_system(link, message.id.sender)
-        elif isinstance(message, Announce | Deannounce):
-            rights = self.of_system(link, message.service.system)
-        return rights is not None and rights.messages
-
-    def attached(self, link: LinkId, attach: Attach, system: SystemId) -> bool:
-        """A system was attached: remember whose it is. Whether that is news."""
-        owner, rights = Owner(self._keys[link], self.grants[link].id), b""
-        if attach.turn:
-            grants, shown = read_credential(attach.credential)
-            owner, rights = Owner(shown.key, grants.id), shown.capability
-        owned = self._owns(owner, system) and self._ledger.owners.note(system, owner)
-        if rights:
-            self._ledger.keep_rights(owner.capability, rights)
-        return owned
-
-    def _owns(self, owner: Owner, system: SystemId) -> bool:
-        """Whether somebody speaks for a system of its own, and not for one that belongs to another."""
-        known = self._ledger.owners.owners.get(system)
-        return known is None or known.key == owner.key or known.capability == owner.capability
+    def _worth(self, credential: bytes) -> tuple[Grants, bytes] | None:
+        """What a credential grants now, and to which key."""
+        found = self._shown.read(credential)
+        return None if found is None or self._party.capabilities.why_not(found[0]) else found
 
     def why_not_read(self, spec: Spec, grants: Grants, asked: Callable[[Spec], IndexQuery]) -> RejectReason | None:
         """Why an index is not for a link; None when it is."""

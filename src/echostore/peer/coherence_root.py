@@ -57,7 +57,6 @@ from echostore.kernel.coherence.messages import (
     Attach,
     Backpressure,
     BeginUpdate,
-    Deannounce,
     Denied,
     EndUpdate,
     LaneItem,
@@ -68,10 +67,7 @@ from echostore.kernel.coherence.messages import (
     Service,
     Spec,
     SystemId,
-    Undelivered,
     Update,
-    UserMessage,
-    UserReceipt,
 )
 from echostore.kernel.coherence.quotas import Quotas
 from echostore.kernel.coherence.root import WINDOW_TICKS, Root
@@ -168,12 +164,12 @@ class CoherenceRoot:
             self.feed: bytes = writer[:8]
             self.device: bytes = device_key.public
             self._ledger = CoherenceLedger(runtime.feeds, self.system)
-            self.rights = LinkRights(party, self._ledger)
+            self.rights = LinkRights(party)
             runtime.flush()
             tick, self._reserved_end = self._ledger.start()
             self._codec = TickCodec()
             batches = self._ledger.load()
-            self.root = Root(self.system, self._codec, tick=tick, batches=batches, trusts=self.rights.trusts)
+            self.root = Root(self.system, self._codec, tick=tick, batches=batches, proofs=self.rights)
             self._mail = MailRows(runtime.feeds, self.system)
             self.root.courier.restore(self._mail.load())
             self._feeds = FeedClocks(runtime, party.key, FeedId(self.feed))
@@ -219,54 +215,47 @@ class CoherenceRoot:
         if self.root.serving.generations.get(link) != generation:
             self._count("foreign-generation")
             return
-        if not self._may(link, generation, message, grants):
+        if not self._may_ask(link, generation, message, grants):
             return
-        before = self.root.batches.arcs.systems_count, self.root.batches.arcs.arcs_count
+        kept = self._kept_of(message)
         effects = self.root.receive(Received(link, generation, message))
-        self._keep_systems(link, message, before)
+        if self._kept_of(message) != kept:
+            self._save([self._named_by(message)])
+        self._note(link, message, effects)
         self._perform(effects)
         if isinstance(message, Acquire) and message.spec.startswith(FENCE_SPEC):  # asked for once, and never again
             self._perform(self.root.receive(Forget(link, message.spec)))
             self._perform(self.root.receive(EvictEntry(message.spec)))
         self._tell()
 
-    def _may(self, link: LinkId, generation: int, message: Message, grants: Grants) -> bool:
-        """Whether the capability of the link and its quota let a message in."""
-        match message:
-            case Acquire(spec):
-                self.acquires += 1
-                wait_s = self._charge(b"acquire " + link.encode(), ACQUIRES_PER_S, ACQUIRES_BURST)
-                if wait_s:
-                    self._outlet.send(link, generation, Backpressure("acquire", wait_s))
-                    return False
-                reason = self.rights.why_not_read(spec, grants, self._asked)
-                if reason is not None:
-                    self._count(reason)
-                    self._outlet.send(link, generation, Denied(spec, reason))
-                return reason is None
-            case Attach():
-                if not self.rights.may_attach(link, message, grants):
-                    self._count(RejectReason.NOT_ALLOWED)
-                    return False
-                wait_s = self._charge(b"attach " + link.encode(), ATTACHES_PER_S, ATTACHES_BURST)
-                if wait_s:
-                    self._outlet.send(link, generation, Backpressure("attach", wait_s))
-                return not wait_s
-            case UserMessage() | UserReceipt() | Announce() | Deannounce():
-                if not self.rights.may_speak(link, message):
-                    self._count(RejectReason.NOT_ALLOWED)
-                    if isinstance(message, UserMessage):
-                        self._outlet.send(link, generation, Undelivered(message.id, RejectReason.NOT_ALLOWED))
-                    return False
-                if isinstance(message, Announce):
-                    self._heard[message.service] = self._now()
-                return True
-            case Update() | BeginUpdate() | LaneItem() | EndUpdate() | NullUpdate():
-                if self.root.serving.leads_to(message.clock.system, link):
-                    self._writers[message.clock] = self.rights.of_system(link, message.clock.system)
-                return True
-            case _:
-                return True
+    def _may_ask(self, link: LinkId, generation: int, message: Message, grants: Grants) -> bool:
+        """Whether a link may read what it asks for, and asks no more than its quota. What it may say the kernel decides."""
+        if isinstance(message, Acquire):
+            self.acquires += 1
+            wait_s = self._charge(b"acquire " + link.encode(), ACQUIRES_PER_S, ACQUIRES_BURST)
+            if wait_s:
+                self._outlet.send(link, generation, Backpressure("acquire", wait_s))
+                return False
+            reason = self.rights.why_not_read(message.spec, grants, self._asked)
+            if reason is not None:
+                self._count(reason)
+                self._outlet.send(link, generation, Denied(message.spec, reason))
+            return reason is None
+        if isinstance(message, Attach):
+            wait_s = self._charge(b"attach " + link.encode(), ATTACHES_PER_S, ATTACHES_BURST)
+            if wait_s:
+                self._outlet.send(link, generation, Backpressure("attach", wait_s))
+            return not wait_s
+        return True
+
+    def _note(self, link: LinkId, message: Message, effects: Iterable[Effect]) -> None:
+        """Of what was taken: by whose rights a batch is written, and when a service was heard of."""
+        if isinstance(message, Update | BeginUpdate | LaneItem | EndUpdate | NullUpdate):
+            if self.root.serving.leads_to(message.clock.system, link):
+                rights = self.rights.of_system(link, message.clock.system, self.root.serving)
+                self._writers[message.clock] = rights
+        elif isinstance(message, Announce) and not any(isinstance(each, Refusal) for each in effects):
+            self._heard[message.service] = self._now()
 
     def _asked(self, spec: Spec) -> IndexQuery:
         """What a spec asks for. Each step of a question wants to know, and reading it is much of the work."""
@@ -279,23 +268,24 @@ class CoherenceRoot:
     def _charge(self, key: bytes, rate: float, burst: float) -> float:
         return self._quotas.charge({key: 1}, rate=rate, burst=burst, now=self._now())
 
-    def _keep_systems(self, link: LinkId, message: Message, before: tuple[int, int]) -> None:
-        """Names, their owners and arcs are on disk before anybody hears of them."""
-        arcs = self.root.batches.arcs
+    def _named_by(self, message: Message) -> SystemId | None:
+        """The system whose names and arcs a message may change."""
         if isinstance(message, ReleaseArc):
-            if message.arc in arcs.granted:
-                self._save([message.arc.system])
-        elif isinstance(message, Attach):
-            system = message.system or arcs.nonces.get(message.nonce)
-            if system is None or system not in arcs.gens:
-                return
-            owned = self.rights.attached(link, message, system)
-            if owned or (arcs.systems_count, arcs.arcs_count) != before:
-                self._save([system])
+            return message.arc.system
+        if isinstance(message, Attach):
+            return message.system or self.root.batches.arcs.nonces.get(message.nonce)
+        return None
 
-    def _save(self, systems: Iterable[SystemId]) -> None:
+    def _kept_of(self, message: Message) -> tuple[object, ...] | None:
+        """What is on disk of that system: names, owners, arcs and releases are kept before anybody hears of them."""
+        system, arcs = self._named_by(message), self.root.batches.arcs
+        if system is None or system not in arcs.gens:
+            return None
+        return system, arcs.owners.get(system), arcs.asked.get(system), tuple(arcs.of_system(system))
+
+    def _save(self, systems: Iterable[SystemId | None]) -> None:
         with self.party.reading():
-            self._ledger.save_systems(systems, self.root.batches.arcs)
+            self._ledger.save_systems([each for each in systems if each is not None], self.root.batches.arcs)
 
     # other roots
 
@@ -522,6 +512,7 @@ class CoherenceRoot:
             self._count(RejectReason.EXPIRED)
             self._perform(self.root.receive(GiveUp(id)))
         self._perform(self.root.receive(Unanswered(ROOTS)))
+        self._perform(self.root.review())
         recorded = {spec for directory in self.root.serving.links.values() for spec in directory.records}
         idle = [spec for spec in self.root.holdings.specs() if spec not in recorded]
         self._idle = {spec: self._idle.get(spec, now) for spec in idle}
@@ -539,6 +530,7 @@ class CoherenceRoot:
 
     def _cut_for_revocation(self) -> None:
         if not self.party.runtime.closed:
+            self._perform(self.root.review())
             self._perform(self._cut(force=True))
             self._tell()
 

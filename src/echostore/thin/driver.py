@@ -56,6 +56,7 @@ from echostore.kernel.coherence.messages import (
     NotifyReplicated,
     RejectReason,
     Spec,
+    Statement,
     Touched,
     Update,
     UserMessage,
@@ -71,11 +72,11 @@ from echostore.thin.teller import Teller
 from echostore.thin.touches import Touches
 from echostore.thin.waiting import Rejection, disappoint, fulfil, not_to_be_had
 from echostore.thin.way_up import WayUp
-from echostore.wire.batch_signing import signed_batch
 from echostore.wire.capabilities import Grants, read_capability
 from echostore.wire.coherence import LinkFrame, decode_frame, encode_frame
 from echostore.wire.coherence_parts import parts_of
 from echostore.wire.index_spec import IndexCodec
+from echostore.wire.leaf_signing import signed
 from echostore.wire.sync import MalformedFrame
 
 HOME: Final = LinkId("home")
@@ -382,8 +383,8 @@ class Driver:
     def _send(self, generation: int, message: Message) -> None:
         if self._word_waits:  # nothing overtakes it
             self._say_what_is_read()
-        if isinstance(message, Update) and self.welcome is not None and self.welcome.signs:
-            message = signed_batch(message, self.key)
+        if isinstance(message, Update | Statement) and self.welcome is not None and self.welcome.signs:
+            message = signed(message, self.key)
         self._way.send(encode_frame(LinkFrame(generation, each)) for each in parts_of(message))
 
     def _say_soon(self, _: object) -> None:

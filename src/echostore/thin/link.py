@@ -29,7 +29,7 @@ from echostore.wire.coherence_names import TICK_MAX
 from echostore.wire.index_spec import MalformedIndex
 from echostore.wire.signing import SigningKey
 
-SUBPROTOCOL: Final = "echostore-coherence-2"
+SUBPROTOCOL: Final = "echostore-coherence-3"
 OPENING_S: Final = 10.0
 """How long the opening may take. It is two small messages."""
 
@@ -63,7 +63,7 @@ class Welcome:
 
     @property
     def signs(self) -> bool:
-        """Whether batches are to be signed: between here and the root are others."""
+        """Whether batches and statements are to be signed: between here and the root are others."""
         return self.rights.get("sign") is True
 
 

@@ -28,6 +28,9 @@ NONCE_BYTES = 16
 PATTERNS_MAX = 64
 TYPES_MAX = 256
 SEALERS_MAX = 16
+SHOWN_MAX = 10_000
+"""Credentials that are remembered as read."""
+
 ANY_TYPE = "*"
 
 
@@ -143,6 +146,25 @@ def read_credential(data: bytes) -> tuple[Grants, Credential]:
     if grants.holder and grants.holder != shown.key:
         raise MalformedIndex("the capability is for another key")
     return grants, shown
+
+
+class ShownCredentials:
+    """Credentials that were read before: the same one comes with every message of a system behind an edge."""
+
+    def __init__(self) -> None:
+        self._read: dict[bytes, tuple[Grants, bytes] | None] = {}
+
+    def read(self, data: bytes) -> tuple[Grants, bytes] | None:
+        """What a credential grants, and to which key; None when it proves nothing. Whether it still counts is not asked."""
+        if data not in self._read:
+            try:
+                grants, shown = read_credential(data)
+                self._read[data] = grants, shown.key
+            except MalformedIndex:
+                self._read[data] = None
+            if len(self._read) > SHOWN_MAX:
+                del self._read[next(iter(self._read))]
+        return self._read[data]
 
 
 def capability_text(data: bytes) -> str:

@@ -23,6 +23,7 @@ from echostore.kernel.coherence.messages import (
     Attached,
     Backpressure,
     BeginUpdate,
+    Below,
     Connectivity,
     Deannounce,
     Delta,
@@ -151,7 +152,10 @@ def _attach(message: Attach) -> pb.CoherenceAttach:
         system=None if message.system is None else system_part(message.system),
         wants_arc=message.wants_arc,
         seen=message.seen,
-        below=[pb.CoherenceTurned(system=system_part(system), turn=turn) for system, turn in message.below],
+        below=[
+            pb.CoherenceTurned(system=system_part(each.system), turn=each.turn, credential=each.credential)
+            for each in message.below
+        ],
         turn=message.turn,
         credential=message.credential,
         vector=message.vector,
@@ -221,6 +225,7 @@ def _announce(message: Announce | Deannounce) -> pb.CoherenceAnnounce:
         gen=message.gen,
         seq=message.seq,
         detail=message.detail if isinstance(message, Announce) else b"",
+        signature=message.signature,
     )
 
 
@@ -239,6 +244,7 @@ def _user_message(message: UserMessage) -> pb.CoherenceUserMessage:
         payload=message.payload,
         cross_root=message.cross_root,
         after=message.after,
+        signature=message.signature,
     )
 
 
@@ -247,15 +253,17 @@ def _user_message(message: UserMessage) -> pb.CoherenceUserMessage:
 
 def _read_attach(message: pb.CoherenceAttach) -> Attach:
     at_most(len(message.below), ROUTES_MAX, "systems")
-    at_most(len(message.credential), CREDENTIAL_BYTES_MAX, "bytes of a credential")
     return Attach(
         message.nonce,
         read_system(message.system) if message.HasField("system") else None,
         message.wants_arc,
         check_tick(message.seen),
-        tuple((read_system(each.system), check_numbers(each.turn)) for each in message.below),
+        tuple(
+            Below(read_system(each.system), check_numbers(each.turn), _check_credential(each.credential))
+            for each in message.below
+        ),
         check_numbers(message.turn),
-        message.credential,
+        _check_credential(message.credential),
         message.vector,
     )
 
@@ -305,6 +313,11 @@ def _read_end_update(message: pb.CoherenceEndUpdate) -> EndUpdate:
     prev, tick = check_span(message.prev, message.tick)
     signature = _check_signature(message.signature)
     return EndUpdate(read_arc(message.clock), prev, tick, read_follows(message.follows), lanes, signature)
+
+
+def _check_credential(data: bytes) -> bytes:
+    at_most(len(data), CREDENTIAL_BYTES_MAX, "bytes of a credential")
+    return data
 
 
 def _check_signature(data: bytes) -> bytes:
@@ -364,6 +377,7 @@ def _read_user_message(message: pb.CoherenceUserMessage) -> UserMessage:
         check_delta(message.payload),
         message.cross_root,
         check_tick(message.after),
+        _check_signature(message.signature),
     )
 
 
@@ -408,8 +422,8 @@ _KINDS: list[tuple[str, type, Callable[[Any], Any], Callable[[Any], Message]]] =
     (
         "release_arc",
         ReleaseArc,
-        lambda each: pb.CoherenceReleaseArc(arc=arc_part(each.arc), batch=each.batch),
-        lambda each: ReleaseArc(read_arc(each.arc), check_tick(each.batch)),
+        lambda each: pb.CoherenceReleaseArc(arc=arc_part(each.arc), batch=each.batch, signature=each.signature),
+        lambda each: ReleaseArc(read_arc(each.arc), check_tick(each.batch), _check_signature(each.signature)),
     ),
     (
         "linked",
@@ -488,14 +502,20 @@ _KINDS: list[tuple[str, type, Callable[[Any], Any], Callable[[Any], Message]]] =
         Announce,
         _announce,
         lambda each: Announce(
-            _read_service(each), check_tick(each.gen), check_tick(each.seq), check_delta(each.detail)
+            _read_service(each),
+            check_tick(each.gen),
+            check_tick(each.seq),
+            check_delta(each.detail),
+            _check_signature(each.signature),
         ),
     ),
     (
         "deannounce",
         Deannounce,
         _announce,
-        lambda each: Deannounce(_read_service(each), check_tick(each.gen), check_tick(each.seq)),
+        lambda each: Deannounce(
+            _read_service(each), check_tick(each.gen), check_tick(each.seq), _check_signature(each.signature)
+        ),
     ),
     (
         "connectivity",
@@ -509,8 +529,10 @@ _KINDS: list[tuple[str, type, Callable[[Any], Any], Callable[[Any], Message]]] =
     (
         "user_receipt",
         UserReceipt,
-        lambda each: message_id_part(each.id),
-        lambda each: UserReceipt(read_message_id(each)),
+        lambda each: pb.CoherenceUserReceipt(
+            id=message_id_part(each.id), target=system_part(each.target), signature=each.signature
+        ),
+        lambda each: UserReceipt(read_message_id(each.id), read_system(each.target), _check_signature(each.signature)),
     ),
     (
         "undelivered",

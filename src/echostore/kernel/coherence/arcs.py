@@ -83,7 +83,7 @@ class Granted(NamedTuple):
 class ArcLedger:
     """The upper end, at the root: which systems and arcs exist. Durable together with the batches."""
 
-    __slots__ = ("arcs_count", "asked", "gens", "granted", "nonces", "root", "systems_count")
+    __slots__ = ("arcs_count", "asked", "gens", "granted", "nonces", "owners", "root", "systems_count")
 
     def __init__(self, root: SystemId) -> None:
         self.root = root
@@ -92,6 +92,8 @@ class ArcLedger:
         self.gens: dict[SystemId, int] = {}
         self.granted: dict[Arc, Granted] = {}
         self.asked: dict[SystemId, int] = {}
+        self.owners: dict[SystemId, bytes] = {}
+        """Whose each system is: the key that was shown when it was named. Nobody else is ever attached as it."""
         self.nonces: dict[int, SystemId] = {}
 
     def name(self, nonce: int) -> SystemId:

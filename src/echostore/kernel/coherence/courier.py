@@ -228,7 +228,7 @@ class Courier:
         id, pair, effects = message.id, pair_of(message), self._hear_floor(message)
         last = self.last.get(pair, 0)
         if id.seq <= last:
-            return [*effects, *self._fate(id)]
+            return [*effects, *self._fate(message)]
         if message.after > last or id in self.where:  # not its turn; or one id for two targets: nobody honest has that
             return effects
         if not known(message.target):
@@ -258,11 +258,12 @@ class Courier:
         self.where[message.id] = pair
         _count(self.targets, pair.target, 1)
 
-    def _fate(self, id: MessageId) -> list[Effect]:
+    def _fate(self, message: UserMessage) -> list[Effect]:
         """What became of a message that was taken."""
+        id = message.id
         if id in self.given_up:
             return self._side(id.sender, Undelivered(id, self.given_up[id]))
-        return self._side(id.sender, UserQueued(id) if id in self.where else UserReceipt(id))
+        return self._side(id.sender, UserQueued(id) if id in self.where else UserReceipt(id, message.target))
 
     def queued(self, root: bytes, id: MessageId) -> list[Effect]:
         """The target's root has it."""
@@ -287,7 +288,7 @@ class Courier:
                 return []
             del self.passed[id]
             return [Sideways(self.root, told)]
-        if message.target.root != root:
+        if message.target.root != root or (isinstance(told, UserReceipt) and told.target != message.target):
             return []
         self._leave_out(id)
         gap = self._close_gap(message) if isinstance(told, Undelivered) else []
@@ -312,7 +313,7 @@ class Courier:
         if pair is None or self.inbox[pair][0].id != id:
             return []
         message = self._leave_inbox(id)
-        return [Keep((_row(IN, message, None),)), *self._side(id.sender, UserReceipt(id))]
+        return [Keep((_row(IN, message, None),)), *self._side(id.sender, UserReceipt(id, message.target))]
 
     def _leave_inbox(self, id: MessageId) -> UserMessage:
         pair = self.where.pop(id)

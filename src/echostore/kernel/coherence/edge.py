@@ -28,6 +28,7 @@ from echostore.kernel.coherence.events import (
     Unanswered,
     Writable,
 )
+from echostore.kernel.coherence.guard import Guard, Proofs
 from echostore.kernel.coherence.holdings import Codec
 from echostore.kernel.coherence.messages import (
     Acquire,
@@ -37,6 +38,7 @@ from echostore.kernel.coherence.messages import (
     Attached,
     Backpressure,
     BeginUpdate,
+    Below,
     Connectivity,
     Deannounce,
     Denied,
@@ -72,11 +74,13 @@ from echostore.kernel.coherence.updates import UpdateReader
 class Edge:
     """`receive(event)` returns effects."""
 
-    __slots__ = ("attaching", "cache", "nonce", "reader", "rejected", "ripe", "serving", "system", "waiting")
+    __slots__ = ("attaching", "cache", "guard", "nonce", "reader", "rejected", "ripe", "serving", "system", "waiting")
 
-    def __init__(self, codec: Codec) -> None:
+    def __init__(self, codec: Codec, *, proofs: Proofs | None = None) -> None:
+        """`proofs` says who is at the other end of each link below; without it everybody is believed."""
         self.cache = Cache(codec)
         self.serving = Serving(self.cache.holdings, codec)
+        self.guard = None if proofs is None else Guard(proofs, self.serving)
         self.reader = UpdateReader()
         self.system: SystemId | None = None
         self.nonce: int | None = None
@@ -132,13 +136,15 @@ class Edge:
         vector = any(each.vector for each in self.serving.links.values())
         return Attach(self.nonce, self.system, False, self.cache.cur, self._below(), vector=vector)
 
-    def _below(self) -> tuple[tuple[SystemId, Turn], ...]:
-        """All systems below, each by its latest connection."""
+    def _below(self) -> tuple[Below, ...]:
+        """All systems below, each by its latest connection and with what it showed there."""
         serving = self.serving
-        return tuple(
-            (system, max((serving.turns[link], *turn) for link, turn in ways.items()))
-            for system, ways in sorted(serving.routes.items())
-        )
+        found = []
+        for system, ways in sorted(serving.routes.items()):
+            link = max(ways, key=lambda each: (serving.turns[each], ways[each]))
+            shown = serving.credentials.get((link, ways[link]), b"")
+            found.append(Below(system, (serving.turns[link], *ways[link]), shown))
+        return tuple(found)
 
     def _break_off(self) -> None:
         """What was live is live no more, here and so below."""
@@ -174,7 +180,7 @@ class Edge:
     def _forwarded(self, link: LinkId, attach: Attach) -> Attach:
         """An Attach as it is passed on: with the turn of the link it came by."""
         turn = self.serving.turns[link]
-        below = tuple((system, (turn, *each)) for system, each in attach.below)
+        below = tuple(each._replace(turn=(turn, *each.turn)) for each in attach.below)
         return replace(attach, turn=(turn, *attach.turn), below=below)
 
     def _evict(self, spec: Spec) -> None:
@@ -312,7 +318,7 @@ class Edge:
         if not attached.turn:
             return self._included(attached)
         link = self._link_of(attached.turn)
-        if link is None or not self.serving.route([(attached.system, attached.turn[1:])], link):
+        if link is None or not self.serving.route([Below(attached.system, attached.turn[1:])], link):
             return []
         if len(attached.turn) > 1:
             passed = self.serving.send(link, replace(attached, turn=attached.turn[1:]))
@@ -366,12 +372,11 @@ class Edge:
 
     def _take_from_below(self, link: LinkId, message: Message) -> list[Effect]:
         serving = self.serving
+        refused = None if self.guard is None else self.guard.refusal(link, message)
+        if refused is not None and self.guard is not None:
+            return self.guard.refuse(link, message, refused)
         if isinstance(message, Attach):
-            if not message.turn:
-                self.attaching[link] = message
-            elif message.vector and link in serving.links:
-                serving.links[link].vector = True
-            return self._up(self._forwarded(link, message))
+            return self._attach_above(link, message)
         if link not in serving.links:
             return [Refusal(link, RejectReason.UNKNOWN_SYSTEM, f"{type(message).__name__} before Linked")]
         match message:
@@ -396,10 +401,30 @@ class Edge:
                 return self._wait(link, clock, tick)
             case UserMessage():
                 return self._user_message(link, message)
-            case UserReceipt(id):
-                return serving.to_system(id.sender, message) or self._up(message)
+            case UserReceipt(id, target):
+                if not serving.leads_to(target, link):
+                    return [
+                        Refusal(link, RejectReason.UNKNOWN_SYSTEM, "a receipt of a system that is not reached this way")
+                    ]
+                return serving.to_system(id.sender, UserReceipt(id, target)) or self._up(message)
             case _:
                 return [Refusal(link, RejectReason.MALFORMED, f"{type(message).__name__} does not travel upwards")]
+
+    def _attach_above(self, link: LinkId, attach: Attach) -> list[Effect]:
+        """Pass on who is below, with what each showed. Only the root knows whose each system is."""
+        serving, effects = self.serving, list[Effect]()
+        if self.guard is not None:
+            proven = tuple(each for each in attach.below if self.guard.proves(link, each) is not None)
+            lies = len(attach.below) - len(proven)
+            effects += [Refusal(link, RejectReason.NOT_ALLOWED, "a system that did not show itself")] * lies
+            attach = replace(attach, below=proven)
+        if attach.credential and not serving.show(link, attach.turn, attach.credential):
+            return [*effects, serving.send(link, Backpressure("attach", 30.0))]
+        if not attach.turn:
+            self.attaching[link] = attach
+        elif attach.vector and link in serving.links:
+            serving.links[link].vector = True
+        return [*effects, *self._up(self._forwarded(link, attach))]
 
     def _acquire(self, link: LinkId, asked: Acquire) -> list[Effect]:
         """Answered from what is held; else asked above, once for all who ask."""
@@ -440,6 +465,8 @@ class Edge:
             return [Refusal(link, RejectReason.UNKNOWN_SYSTEM, "a message of a system that is not reached this way")]
         if message.target not in self.serving.routes:
             return [] if link == UP else self._up(message)
+        if message.signature:  # it was checked here, and is for nobody below
+            message = replace(message, signature=b"")
         passed = self.serving.pass_down(message)
         if passed is None:
             return [] if link == UP else [self.serving.send(link, Backpressure("messages", 1.0))]

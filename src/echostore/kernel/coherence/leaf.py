@@ -457,7 +457,8 @@ class Leaf:
         for message in ready:
             if self.receiver.take(message.id, message.floor):
                 effects.append(Delivered(message))
-            effects += self._up(self.home, UserReceipt(message.id))
+            link = next(each for each, system in self.systems.items() if system == message.target)
+            effects += self._up(link, UserReceipt(message.id, message.target))
         return effects
 
     def _offer(self, name: str, detail: bytes | None) -> list[Effect]:

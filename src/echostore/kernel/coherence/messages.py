@@ -85,6 +85,14 @@ Context = tuple[tuple[Witness, ...], ...]
 """What has to be there first: every clause, each by any one of its witnesses."""
 
 
+class Below(NamedTuple):
+    """A system that is reached through an edge, by which connection, and what it showed where it connected."""
+
+    system: SystemId
+    turn: Turn
+    credential: bytes = b""
+
+
 class RejectReason(StrEnum):
     """Why an operation or a question is refused. The string is stable."""
 
@@ -112,8 +120,8 @@ class Attach:
 
     `system` is None when it has no name yet; the same question has the same `nonce`. `wants_arc`: it has no ids, or
     few. `seen` is the tick it has reached: it won't go back, and knows of rejections up to there. `below` are the
-    systems that are reached through it, where it is an edge, each with its turn. `credential` is for the hosts: what
-    the system showed where it connected, added by the first edge on its way. `vector`: it wants to know of every feed how
+    systems that are reached through it, where it is an edge, each with its turn and its own credential. `credential` is for
+    the hosts: what the system showed where it connected, added by the first edge on its way. `vector`: it wants to know of every feed how
     much a tick includes, so that it can go on at another root.
     """
 
@@ -121,7 +129,7 @@ class Attach:
     system: SystemId | None
     wants_arc: bool
     seen: int
-    below: tuple[tuple[SystemId, Turn], ...] = ()
+    below: tuple[Below, ...] = ()
     turn: Turn = ()
     credential: bytes = b""
     vector: bool = False
@@ -156,10 +164,12 @@ class GrantArc:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseArc:
-    """The arc is used in no batch later than `batch`."""
+    """The arc is used in no batch later than `batch`. Only the system whose arc it is may say so."""
 
     arc: Arc
     batch: int
+    signature: bytes = b""
+    """Here and below: by the leaf that says it, where an edge is between. For the hosts."""
 
 
 # Updates
@@ -372,6 +382,7 @@ class Announce:
     gen: int
     seq: int
     detail: bytes = b""
+    signature: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +390,7 @@ class Deannounce:
     service: Service
     gen: int
     seq: int
+    signature: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,13 +418,16 @@ class UserMessage:
     payload: bytes
     cross_root: bool = False
     after: int = 0
+    signature: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class UserReceipt:
-    """The target has it; sent back to the sender."""
+    """The target has it, and nobody else says so; sent back to the sender."""
 
     id: MessageId
+    target: SystemId
+    signature: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,6 +452,9 @@ class Backpressure:
     what: str
     retry_after_s: float
 
+
+Statement = ReleaseArc | Announce | Deannounce | UserMessage | UserReceipt
+"""What a leaf says of itself, and signs where an edge is between; besides its batches."""
 
 Frame = BeginUpdate | LaneItem | EndUpdate | NullUpdate
 """What an update travels as."""

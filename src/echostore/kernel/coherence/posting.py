@@ -64,7 +64,12 @@ class Sender:
         return [self._with_places(self.unreceived[key]) for key in sorted(self.unreceived)]
 
     def received(self, receipt: UserReceipt) -> bool:
-        return self.unreceived.pop((receipt.id.stream, receipt.id.seq), None) is not None
+        """Whether that is news. Only the target's own word counts."""
+        sent = self.unreceived.get((receipt.id.stream, receipt.id.seq))
+        if sent is None or sent.target != receipt.target:
+            return False
+        del self.unreceived[receipt.id.stream, receipt.id.seq]
+        return True
 
     def undelivered(self, told: Undelivered) -> UserMessage | None:
         """The message that was given up; None when that is known."""

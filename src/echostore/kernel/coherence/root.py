@@ -5,7 +5,7 @@ ever saw is taken back by a crash. A batch of operations becomes part of the sta
 next `Advanced`; both survive a restart with `Durable`.
 """
 
-from collections.abc import Callable
+from dataclasses import replace
 
 from echostore.kernel.coherence.arcs import ArcLedger
 from echostore.kernel.coherence.batches import Batches
@@ -41,6 +41,7 @@ from echostore.kernel.coherence.events import (
     Unwatch,
     Writable,
 )
+from echostore.kernel.coherence.guard import Guard, Proofs
 from echostore.kernel.coherence.holdings import Codec, Holdings, Version
 from echostore.kernel.coherence.messages import (
     Acquire,
@@ -50,6 +51,7 @@ from echostore.kernel.coherence.messages import (
     Attached,
     Backpressure,
     BeginUpdate,
+    Below,
     Connectivity,
     Context,
     Deannounce,
@@ -94,12 +96,12 @@ class Root:
         "batches",
         "clock",
         "courier",
+        "guard",
         "holdings",
         "others",
         "services",
         "services_changed",
         "serving",
-        "trusts",
         "unexposed",
         "window_ticks",
     )
@@ -112,19 +114,19 @@ class Root:
         tick: int = 0,
         batches: Batches | None = None,
         window_ticks: int = WINDOW_TICKS,
-        trusts: Callable[[LinkId, Update], bool] | None = None,
+        proofs: Proofs | None = None,
     ) -> None:
         """After a restart: the last tick that was exposed, and the account of batches as it is on disk.
 
-        `trusts` says of a batch whether the system that it is of wrote it as it came.
+        `proofs` says who is at the other end of each link; without it everybody is believed, as models without attackers do.
         """
         self.clock = Arc(system)
         self.window_ticks = window_ticks
-        self.trusts = trusts
         self.holdings = Holdings(tick)
         self.holdings.floor = max(0, tick - window_ticks)
         self.batches = Batches(ArcLedger(system)) if batches is None else batches
         self.serving = Serving(self.holdings, codec, self.clock)
+        self.guard = None if proofs is None else Guard(proofs, self.serving)
         applied, exposed = self.batches.applied, self.batches.exposed
         self.unexposed: tuple[tuple[int, FollowsEpoch], ...] = tuple(
             (tick + 1, FollowsEpoch(clock, batch)) for clock, batch in applied.items() if batch > exposed.get(clock, 0)
@@ -262,6 +264,9 @@ class Root:
 
     def _take(self, link: LinkId, message: Message) -> list[Effect]:
         serving = self.serving
+        refused = None if self.guard is None else self.guard.refusal(link, message)
+        if refused is not None and self.guard is not None:
+            return self.guard.refuse(link, message, refused)
         if isinstance(message, Attach):
             return self._attach(link, message)
         directory = serving.links.get(link)
@@ -286,7 +291,11 @@ class Root:
                 return []
             case WaitForEpoch(clock, tick):
                 return self._wait(link, clock, tick)
-            case ReleaseArc():
+            case ReleaseArc(arc):
+                if not serving.leads_to(arc.system, link):
+                    return [
+                        Refusal(link, RejectReason.UNKNOWN_SYSTEM, "an arc of a system that is not reached this way")
+                    ]
                 self.batches.arcs.release(message)
                 return []
             case Announce() | Deannounce():
@@ -303,18 +312,32 @@ class Root:
     def _attach(self, link: LinkId, attach: Attach) -> list[Effect]:
         serving, arcs = self.serving, self.batches.arcs
         effects: list[Effect] = []
+        key = b""
+        if self.guard is not None:
+            shown = self.guard.attaches(link, attach)
+            assert shown is not None, "an Attach that proves nothing was refused"
+            key = shown.key
+            named = attach.system or arcs.nonces.get(attach.nonce)
+            if named in arcs.gens and arcs.owners.get(named) != key:
+                return [Refusal(link, RejectReason.NOT_ALLOWED, "Attach of a system of another key")]
+            proven = tuple(each for each in attach.below if self._is_behind(link, each))
+            lies = len(attach.below) - len(proven)
+            effects += [Refusal(link, RejectReason.NOT_ALLOWED, "a system that did not show itself")] * lies
+            attach = replace(attach, below=proven)
         system = attach.system
         if system is None:
             if link in serving.links and not attach.turn and attach.nonce not in arcs.nonces:
                 return [Refusal(link, RejectReason.NOT_ALLOWED, "one system is one link, and it has a name")]
             system = arcs.name(attach.nonce)
             effects.append(serving.send(link, GrantSystemId(attach.nonce, system, attach.turn)))
-        systems = [system, *(each for each, _ in attach.below)]
+            arcs.owners.setdefault(system, key)
+        systems = [system, *(each.system for each in attach.below)]
         if any(each not in arcs.gens for each in systems):
             return [Refusal(link, RejectReason.UNKNOWN_SYSTEM, "Attach of a system that was never named")]
         if attach.seen > self.holdings.cur:
             return [Refusal(link, RejectReason.MALFORMED, f"tick {attach.seen} was never told, {self.holdings.cur} is")]
-        if not serving.route([(system, attach.turn), *attach.below], link):
+        own = Below(system, attach.turn, attach.credential if attach.turn else b"")
+        if not serving.route([own, *attach.below], link):
             return [serving.send(link, Backpressure("attach", 30.0))]
         clocks = [clock for each in systems for clock in self._clocks(each)]
         follows = tuple(FollowsEpoch(clock, self.batches.exposed.get(clock, 0)) for clock in clocks)
@@ -338,6 +361,25 @@ class Root:
             effects.append(serving.send(link, grant))
         effects += [serving.send(link, self._notify(each)) for each in clocks if each in self.batches.applied]
         return [*effects, *(each for known in systems for each in self._hand_on(known))]
+
+    def _is_behind(self, link: LinkId, below: Below) -> bool:
+        """Whether a system that an edge names showed itself there by its own key."""
+        assert self.guard is not None, "somebody is asked for proofs"
+        shown = self.guard.proves(link, below)
+        return shown is not None and self.batches.arcs.owners.get(below.system) == shown.key
+
+    def review(self) -> list[Effect]:
+        """What systems behind edges showed may be worth nothing any more: nothing goes to those, or comes from them."""
+        guard, serving = self.guard, self.serving
+        if guard is None:
+            return []
+        routes = [(system, link, turn) for system, ways in serving.routes.items() for link, turn in ways.items()]
+        gone = [
+            (system, turn)
+            for system, link, turn in routes
+            if turn and guard.right(link, system) is None and serving.unroute(system, link, turn)
+        ]
+        return self._lost(gone)
 
     def _clocks(self, system: SystemId) -> list[Arc]:
         gen = self.batches.arcs.gens.get(system, 0)
@@ -377,7 +419,9 @@ class Root:
             return [self.serving.send(link, self._notify(update.clock))]
         if not self.batches.is_next(update):
             return []
-        if self.trusts is not None and not self.trusts(link, update):  # nor is its number used up
+        if self.guard is not None and not self.guard.wrote(
+            link, update.clock.system, update
+        ):  # nor is its number used up
             return [Refusal(link, RejectReason.FORGED, "a batch that its system did not sign")]
         taken = self.batches.take(update)
         assert taken is not None, "it is its turn"
@@ -414,6 +458,8 @@ class Root:
         serving = self.serving
         if not serving.leads_to(message.id.sender, link):
             return [Refusal(link, RejectReason.UNKNOWN_SYSTEM, "a message of a system that is not reached this way")]
+        if message.signature:  # it was for this root; what goes on is not as it was signed
+            message = replace(message, signature=b"")
         if message.target in serving.routes:
             passed = serving.pass_down(message)
             if passed is None:
@@ -430,12 +476,14 @@ class Root:
 
     def _receipt(self, link: LinkId, receipt: UserReceipt) -> list[Effect]:
         courier, sender = self.courier, receipt.id.sender
+        if not self.serving.leads_to(receipt.target, link):
+            return [Refusal(link, RejectReason.UNKNOWN_SYSTEM, "a receipt of a system that is not reached this way")]
         if sender.root == self.clock.system.root:
-            return self.serving.to_system(sender, receipt)
+            return self.serving.to_system(sender, UserReceipt(receipt.id, receipt.target))
         pair = courier.where.get(receipt.id)
         if pair is None:
             return []
-        if not self.serving.leads_to(pair.target, link):
+        if pair.target != receipt.target:
             return [Refusal(link, RejectReason.UNKNOWN_SYSTEM, "a receipt for a message to another system")]
         return [*courier.received(receipt.id), *self._hand_on(pair.target)]
 

@@ -14,6 +14,7 @@ from echostore.kernel.coherence.messages import (
     Acquire,
     Arc,
     Attached,
+    Below,
     Denied,
     FollowsEpoch,
     Frame,
@@ -35,6 +36,9 @@ from echostore.kernel.coherence.updates import UpdateReader
 ROUTES_MAX = 100_000
 """Systems that are reached through this one."""
 
+SHOWN_BYTES_MAX = 6 * 1024 * 1024
+"""Credentials of the systems below, together: an edge that comes back shows them all in one message."""
+
 ASKED_MAX = 100_000
 """Questions that wait for an answer from above, of all links."""
 
@@ -53,6 +57,7 @@ class Serving:
         "asked",
         "clock",
         "codec",
+        "credentials",
         "generations",
         "held",
         "holdings",
@@ -60,6 +65,7 @@ class Serving:
         "pins",
         "readers",
         "routes",
+        "shown_bytes",
         "turns",
         "turns_count",
     )
@@ -76,6 +82,9 @@ class Serving:
         self.routes: dict[SystemId, dict[LinkId, Turn]] = {}
         """The ways to a system. It may have gone over to another link before the old one is known to be gone; until
         then what is for it is sent both ways."""
+        self.credentials: dict[tuple[LinkId, Turn], bytes] = {}
+        """What each connection below showed, by its link and its turn there. It never changes while the connection lasts."""
+        self.shown_bytes = 0
         self.turns: dict[LinkId, int] = {}
         self.turns_count = 0
         self.pins: dict[LinkId, int] = {}
@@ -137,19 +146,40 @@ class Serving:
                 self.asked[key] = askers
             else:
                 del self.asked[key]
+        for shown in [shown for shown in self.credentials if shown[0] == link]:
+            self._forget_shown(*shown)
         lost = [(system, (turn, *ways[link])) for system, ways in self.routes.items() if link in ways]
         for system, _ in lost:
             self._unroute(system, link)
         return lost
 
-    def route(self, systems: Iterable[tuple[SystemId, Turn]], link: LinkId) -> bool:
+    def show(self, link: LinkId, turn: Turn, credential: bytes) -> bool:
+        """Remember what a connection below showed. False if there is no room."""
+        if (link, turn) in self.credentials:
+            return True
+        if len(self.credentials) >= ROUTES_MAX or self.shown_bytes + len(credential) > SHOWN_BYTES_MAX:
+            return False
+        self.credentials[link, turn] = credential
+        self.shown_bytes += len(credential)
+        return True
+
+    def _forget_shown(self, link: LinkId, turn: Turn) -> None:
+        self.shown_bytes -= len(self.credentials.pop((link, turn), b""))
+
+    def route(self, systems: Iterable[Below], link: LinkId) -> bool:
         """Systems are reached through a link from now on. False if there is no room for them."""
-        fresh = dict(systems)
+        told = list(systems)
+        if not all(self.show(link, each.turn, each.credential) for each in told if each.credential):
+            return False
+        fresh = {each.system: each.turn for each in told}
         if len(self.routes) + len(fresh) > ROUTES_MAX and len({**self.routes, **fresh}) > ROUTES_MAX:
             return False
         for system, turn in fresh.items():
             ways = self.routes.setdefault(system, {})
-            ways[link] = max(turn, ways.get(link, ()))
+            known = ways.get(link, turn)
+            ways[link] = max(turn, known)
+            if known < turn:
+                self._forget_shown(link, known)
         return True
 
     def unroute(self, system: SystemId, link: LinkId, turn: Turn) -> bool:
@@ -162,7 +192,7 @@ class Serving:
 
     def _unroute(self, system: SystemId, link: LinkId) -> None:
         ways = self.routes[system]
-        del ways[link]
+        self._forget_shown(link, ways.pop(link))
         if not ways:
             del self.routes[system]
         directory = self.links.get(link)

@@ -157,7 +157,7 @@ const SCHEMA = {
   System: { root: [1, "b"], path: [2, "u", "r"] },
   Arc: { system: [1, "System"], gen: [2, "u"] },
   IssuedId: { arc: [1, "Arc"], n: [2, "u"] },
-  Turned: { system: [1, "System"], turn: [2, "u", "r"] },
+  Turned: { system: [1, "System"], turn: [2, "u", "r"], credential: [3, "b"] },
   Witness: { clock: [1, "Arc"], tick: [2, "u"] },
   Attach: {
     nonce: [1, "F"], system: [2, "System"], wantsArc: [3, "B"], seen: [4, "u"], below: [5, "Turned", "r"],
@@ -166,7 +166,7 @@ const SCHEMA = {
   Attached: { turn: [1, "u", "r"], system: [2, "System"], tick: [3, "u"], follows: [4, "Witness", "r"], rejected: [5, "RejectOp", "r"] },
   GrantSystemId: { nonce: [1, "F"], system: [2, "System"], turn: [3, "u", "r"] },
   GrantArc: { arc: [1, "Arc"], base: [2, "U"] },
-  ReleaseArc: { arc: [1, "Arc"], batch: [2, "u"] },
+  ReleaseArc: { arc: [1, "Arc"], batch: [2, "u"], signature: [3, "b"] },
   Linked: { clock: [1, "Arc"], tick: [2, "u"], follows: [3, "Witness", "r"], rejected: [4, "RejectOp", "r"] },
   BeginUpdate: { clock: [1, "Arc"], prev: [2, "u"], tick: [3, "u"] },
   LaneItem: {
@@ -196,14 +196,15 @@ const SCHEMA = {
   Touched: { specs: [1, "b", "r"] },
   Pin: { tick: [1, "u", "o"] },
   NotifyReplicated: { clock: [1, "Arc"], batch: [2, "u"], root: [3, "System"], tick: [4, "u"] },
-  Announce: { system: [1, "System"], name: [2, "s"], gen: [3, "u"], seq: [4, "u"], detail: [5, "b"] },
+  Announce: { system: [1, "System"], name: [2, "s"], gen: [3, "u"], seq: [4, "u"], detail: [5, "b"], signature: [6, "b"] },
   Connectivity: { system: [1, "System"], affectsAllServices: [2, "B"], turn: [3, "u", "r"] },
   MessageId: { sender: [1, "System"], stream: [2, "u"], seq: [3, "u"] },
   Clause: { witnesses: [1, "Witness", "r"] },
   UserMessage: {
     id: [1, "MessageId"], floor: [2, "u"], target: [3, "System"], context: [4, "Clause", "r"], type: [5, "s"],
-    payload: [6, "b"], crossRoot: [7, "B"], after: [8, "u"],
+    payload: [6, "b"], crossRoot: [7, "B"], after: [8, "u"], signature: [9, "b"],
   },
+  UserReceipt: { id: [1, "MessageId"], target: [2, "System"], signature: [3, "b"] },
   Undelivered: { id: [1, "MessageId"], reason: [2, "s"] },
   Backpressure: { what: [1, "s"], retryAfterS: [2, "d"] },
   Capability: { body: [1, "b"], signature: [2, "b"] },
@@ -215,8 +216,9 @@ const SCHEMA = {
     acquire: [13, "Acquire"], grant: [14, "Grant"], gone: [15, "Gone"], denied: [16, "Denied"], touched: [17, "Touched"],
     pin: [18, "Pin"], notifyReplicated: [19, "NotifyReplicated"], waitForEpoch: [20, "Witness"],
     announce: [21, "Announce"], deannounce: [22, "Announce"], connectivity: [23, "Connectivity"],
-    userMessage: [24, "UserMessage"], userReceipt: [25, "MessageId"], backpressure: [26, "Backpressure"],
+    userMessage: [24, "UserMessage"], backpressure: [26, "Backpressure"],
     update: [27, "Update"], undelivered: [28, "Undelivered"], userQueued: [29, "MessageId"],
+    userReceipt: [30, "UserReceipt"],
   },
 };
 
@@ -647,17 +649,47 @@ export function readItems(value) {
 
 const SEAL_TAG = new TextEncoder().encode("echostore/index-seal/2");
 
-// What a leaf signs of a batch: its arc, its number, that of its first operation, and the hash of all.
-export function batchStatement(batch) {
-  const number = (value) => {
+// What a leaf signs, as wire/leaf_signing.py has it: numbers have 8 bytes, and what has a length comes after it.
+const SIGNED = {
+  number(value) {
     const data = new Uint8Array(8);
     new DataView(data.buffer).setBigUint64(0, BigInt(value));
     return data;
-  };
-  const { system, gen } = batch.arc;
-  const arc = joined(system.root, number(system.path.length), ...system.path.map(number), number(gen));
-  const ops = batch.ops.map((op) => joined(arc, number(op.n), number(op.object.length), op.object, number(op.delta.length), op.delta));
-  return joined(BATCH_TAG, arc, number(batch.number), number(batch.ops[0]?.n ?? 0), sha256(joined(...ops)));
+  },
+  sized: (data) => joined(SIGNED.number(data.length), data),
+  text: (text) => SIGNED.sized(new TextEncoder().encode(text)),
+  flag: (value) => Uint8Array.of(value ? 1 : 0),
+  system: ({ root, path }) => joined(root, SIGNED.number(path.length), ...path.map(SIGNED.number)),
+  arc: ({ system, gen }) => joined(SIGNED.system(system), SIGNED.number(gen)),
+  id: ({ sender, stream, seq }) => joined(SIGNED.system(sender), SIGNED.number(stream), SIGNED.number(seq)),
+  tag: (what) => new TextEncoder().encode(`echostore:thin-${what}:1\0`),
+};
+
+// Of a batch: its arc, its number, that of its first operation, and the hash of all.
+export function batchStatement(batch) {
+  const { number, sized } = SIGNED;
+  const arc = SIGNED.arc(batch.arc);
+  const ops = batch.ops.map((op) => joined(arc, number(op.n), sized(op.object), sized(op.delta)));
+  return joined(SIGNED.tag("batch"), arc, number(batch.number), number(batch.ops[0]?.n ?? 0), sha256(joined(...ops)));
+}
+
+// Of anything else that a leaf says of itself; null for what nobody signs.
+export function statement(kind, said) {
+  const { number, sized, text, flag, system, arc, id, tag } = SIGNED;
+  if (kind === "releaseArc") return joined(tag("release"), arc(said.arc), number(said.batch));
+  if (kind === "announce" || kind === "deannounce") {
+    const offered = kind === "announce";
+    const register = joined(system(said.system), text(said.name), number(said.gen), number(said.seq), flag(offered));
+    return joined(tag("service"), register, sized(offered ? said.detail : NOTHING));
+  }
+  if (kind === "userMessage") {
+    const clauses = said.context.map(({ witnesses }) =>
+      joined(number(witnesses.length), ...witnesses.map((each) => joined(arc(each.clock), number(each.tick)))));
+    const head = joined(id(said.id), number(said.floor), number(said.after), system(said.target), flag(said.crossRoot), text(said.type));
+    return joined(tag("message"), head, number(clauses.length), ...clauses, sha256(said.payload));
+  }
+  if (kind === "userReceipt") return joined(tag("receipt"), id(said.id), system(said.target));
+  return null;
 }
 
 // What the root's device signs for a sealed value: the items as they are shown, in this order, as the answer to this spec.
@@ -1562,7 +1594,9 @@ export class LeafMachine {
       if (this.held.length < 10000 && !this.held.some((each) => messageName(each) === messageName(message))) this.held.push(message);
       this.deliver();
     } else if (kind === "userReceipt") {
-      this.unreceived.delete(`${message.stream}.${message.seq}`);
+      const sent = this.unreceived.get(`${message.id.stream}.${message.id.seq}`);
+      if (sent === undefined || systemText(sent.target) !== systemText(message.target)) return; // only the target's word counts
+      this.unreceived.delete(`${message.id.stream}.${message.id.seq}`);
       this.changed(new Set());
     } else if (kind === "undelivered") {
       const given = this.unreceived.get(`${message.id.stream}.${message.id.seq}`);
@@ -1615,7 +1649,7 @@ export class LeafMachine {
     this.held = this.held.filter((each) => !ready.includes(each));
     for (const message of ready) {
       if (this.isNew(message)) this.delivered(message);
-      this.up("userReceipt", message.id);
+      this.up("userReceipt", { id: message.id, target: message.target });
     }
   }
 
@@ -1637,9 +1671,8 @@ function messageName(message) {
 
 // ---------------------------------------------------------------- connections
 
-const SUBPROTOCOL = "echostore-coherence-2";
+const SUBPROTOCOL = "echostore-coherence-3";
 const PROOF_TAG = TEXT.encode("echostore:thin:1\0");
-const BATCH_TAG = TEXT.encode("echostore:thin-batch:1\0");
 const CROSS_ROOT_STREAMS = 2 ** 32;
 const LINK_MS = 10000;
 const ASK_MS = 1000;
@@ -2055,7 +2088,7 @@ export class Party {
     this.tellStatus();
   }
 
-  // Behind an edge a batch is signed: the root takes nobody's word for what this leaf wrote. Nothing overtakes it meanwhile.
+  // Behind an edge what this leaf says is signed: the root takes nobody's word for it. Nothing overtakes it meanwhile.
   say(kind, message, generation) {
     if (!this.signs) {
       this.transmit(encodeFrame(generation, kind, message));
@@ -2063,7 +2096,8 @@ export class Party {
     }
     const { socket } = this;
     this.saying = this.saying.then(async () => {
-      const signature = message.batch ? await sign(this.signing, batchStatement(message.batch)) : undefined;
+      const said = message.batch?.ops ? batchStatement(message.batch) : statement(kind, message);
+      const signature = said === null ? null : await sign(this.signing, said);
       if (this.socket === socket) this.transmit(encodeFrame(generation, kind, signature ? { ...message, signature } : message));
     });
   }

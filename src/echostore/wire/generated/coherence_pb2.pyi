@@ -48,11 +48,11 @@ class CoherenceFrame(_message.Message):
     DEANNOUNCE_FIELD_NUMBER: _builtins.int
     CONNECTIVITY_FIELD_NUMBER: _builtins.int
     USER_MESSAGE_FIELD_NUMBER: _builtins.int
-    USER_RECEIPT_FIELD_NUMBER: _builtins.int
     BACKPRESSURE_FIELD_NUMBER: _builtins.int
     UPDATE_FIELD_NUMBER: _builtins.int
     UNDELIVERED_FIELD_NUMBER: _builtins.int
     USER_QUEUED_FIELD_NUMBER: _builtins.int
+    USER_RECEIPT_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     @_builtins.property
     def attach(self) -> Global___CoherenceAttach: ...
@@ -103,8 +103,6 @@ class CoherenceFrame(_message.Message):
     @_builtins.property
     def user_message(self) -> Global___CoherenceUserMessage: ...
     @_builtins.property
-    def user_receipt(self) -> Global___CoherenceMessageId: ...
-    @_builtins.property
     def backpressure(self) -> Global___CoherenceBackpressure: ...
     @_builtins.property
     def update(self) -> Global___CoherenceUpdate: ...
@@ -114,6 +112,8 @@ class CoherenceFrame(_message.Message):
     def user_queued(self) -> Global___CoherenceMessageId:
         """between roots alone"""
 
+    @_builtins.property
+    def user_receipt(self) -> Global___CoherenceUserReceipt: ...
     def __init__(
         self,
         *,
@@ -141,17 +141,17 @@ class CoherenceFrame(_message.Message):
         deannounce: Global___CoherenceAnnounce | None = ...,
         connectivity: Global___CoherenceConnectivity | None = ...,
         user_message: Global___CoherenceUserMessage | None = ...,
-        user_receipt: Global___CoherenceMessageId | None = ...,
         backpressure: Global___CoherenceBackpressure | None = ...,
         update: Global___CoherenceUpdate | None = ...,
         undelivered: Global___CoherenceUndelivered | None = ...,
         user_queued: Global___CoherenceMessageId | None = ...,
+        user_receipt: Global___CoherenceUserReceipt | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "announce", b"announce", "attach", b"attach", "attached", b"attached", "backpressure", b"backpressure", "begin_update", b"begin_update", "connectivity", b"connectivity", "deannounce", b"deannounce", "denied", b"denied", "end_update", b"end_update", "gone", b"gone", "grant", b"grant", "grant_arc", b"grant_arc", "grant_system_id", b"grant_system_id", "kind", b"kind", "lane_item", b"lane_item", "linked", b"linked", "notify_replicated", b"notify_replicated", "null_update", b"null_update", "pin", b"pin", "reject_op", b"reject_op", "release_arc", b"release_arc", "touched", b"touched", "undelivered", b"undelivered", "update", b"update", "user_message", b"user_message", "user_queued", b"user_queued", "user_receipt", b"user_receipt", "wait_for_epoch", b"wait_for_epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "announce", b"announce", "attach", b"attach", "attached", b"attached", "backpressure", b"backpressure", "begin_update", b"begin_update", "connectivity", b"connectivity", "deannounce", b"deannounce", "denied", b"denied", "end_update", b"end_update", "generation", b"generation", "gone", b"gone", "grant", b"grant", "grant_arc", b"grant_arc", "grant_system_id", b"grant_system_id", "kind", b"kind", "lane_item", b"lane_item", "linked", b"linked", "notify_replicated", b"notify_replicated", "null_update", b"null_update", "pin", b"pin", "reject_op", b"reject_op", "release_arc", b"release_arc", "touched", b"touched", "undelivered", b"undelivered", "update", b"update", "user_message", b"user_message", "user_queued", b"user_queued", "user_receipt", b"user_receipt", "wait_for_epoch", b"wait_for_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attach", "attached", "grant_system_id", "grant_arc", "release_arc", "linked", "begin_update", "lane_item", "end_update", "null_update", "reject_op", "acquire", "grant", "gone", "denied", "touched", "pin", "notify_replicated", "wait_for_epoch", "announce", "deannounce", "connectivity", "user_message", "user_receipt", "backpressure", "update", "undelivered", "user_queued"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["attach", "attached", "grant_system_id", "grant_arc", "release_arc", "linked", "begin_update", "lane_item", "end_update", "null_update", "reject_op", "acquire", "grant", "gone", "denied", "touched", "pin", "notify_replicated", "wait_for_epoch", "announce", "deannounce", "connectivity", "user_message", "backpressure", "update", "undelivered", "user_queued", "user_receipt"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -234,6 +234,9 @@ class CoherenceTurned(_message.Message):
 
     SYSTEM_FIELD_NUMBER: _builtins.int
     TURN_FIELD_NUMBER: _builtins.int
+    CREDENTIAL_FIELD_NUMBER: _builtins.int
+    credential: _builtins.bytes
+    """a LeafCredential: what the system showed where it connected"""
     @_builtins.property
     def system(self) -> Global___CoherenceSystem: ...
     @_builtins.property
@@ -243,10 +246,11 @@ class CoherenceTurned(_message.Message):
         *,
         system: Global___CoherenceSystem | None = ...,
         turn: _abc.Iterable[_builtins.int] | None = ...,
+        credential: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["system", b"system"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["system", b"system", "turn", b"turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "system", b"system", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -415,7 +419,10 @@ class CoherenceReleaseArc(_message.Message):
 
     ARC_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
     batch: _builtins.int
+    signature: _builtins.bytes
+    """by the key of the leaf, where an edge is between; so in the others below"""
     @_builtins.property
     def arc(self) -> Global___CoherenceArc: ...
     def __init__(
@@ -423,10 +430,11 @@ class CoherenceReleaseArc(_message.Message):
         *,
         arc: Global___CoherenceArc | None = ...,
         batch: _builtins.int = ...,
+        signature: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arc", b"arc"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arc", b"arc", "batch", b"batch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arc", b"arc", "batch", b"batch", "signature", b"signature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -968,10 +976,12 @@ class CoherenceAnnounce(_message.Message):
     GEN_FIELD_NUMBER: _builtins.int
     SEQ_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     gen: _builtins.int
     seq: _builtins.int
     detail: _builtins.bytes
+    signature: _builtins.bytes
     @_builtins.property
     def system(self) -> Global___CoherenceSystem: ...
     def __init__(
@@ -982,10 +992,11 @@ class CoherenceAnnounce(_message.Message):
         gen: _builtins.int = ...,
         seq: _builtins.int = ...,
         detail: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["system", b"system"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "gen", b"gen", "name", b"name", "seq", b"seq", "system", b"system"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "gen", b"gen", "name", b"name", "seq", b"seq", "signature", b"signature", "system", b"system"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1076,12 +1087,14 @@ class CoherenceUserMessage(_message.Message):
     PAYLOAD_FIELD_NUMBER: _builtins.int
     CROSS_ROOT_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
     floor: _builtins.int
     type: _builtins.str
     payload: _builtins.bytes
     cross_root: _builtins.bool
     after: _builtins.int
     """the place of the one before it for the same target that may not be there yet; 0: all are"""
+    signature: _builtins.bytes
     @_builtins.property
     def id(self) -> Global___CoherenceMessageId: ...
     @_builtins.property
@@ -1099,14 +1112,44 @@ class CoherenceUserMessage(_message.Message):
         payload: _builtins.bytes = ...,
         cross_root: _builtins.bool = ...,
         after: _builtins.int = ...,
+        signature: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "context", b"context", "cross_root", b"cross_root", "floor", b"floor", "id", b"id", "payload", b"payload", "target", b"target", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "context", b"context", "cross_root", b"cross_root", "floor", b"floor", "id", b"id", "payload", b"payload", "signature", b"signature", "target", b"target", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CoherenceUserMessage: _TypeAlias = CoherenceUserMessage  # noqa: Y015
+
+@_typing.final
+class CoherenceUserReceipt(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    signature: _builtins.bytes
+    @_builtins.property
+    def id(self) -> Global___CoherenceMessageId: ...
+    @_builtins.property
+    def target(self) -> Global___CoherenceSystem:
+        """who has it, and says so"""
+
+    def __init__(
+        self,
+        *,
+        id: Global___CoherenceMessageId | None = ...,
+        target: Global___CoherenceSystem | None = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "signature", b"signature", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CoherenceUserReceipt: _TypeAlias = CoherenceUserReceipt  # noqa: Y015
 
 @_typing.final
 class CoherenceUndelivered(_message.Message):
