@@ -117,8 +117,14 @@ class Party(CapabilityIssuing):
 
     def remember_title(self) -> None:
         """Keep the title where parties are listed and found by title without being opened; the peer calls it at open."""
-        title = self.title
-        if title == self._title or self.peer.read_only or self.peer.opened(self.key) is not self:
+        if self.peer.read_only or self.peer.opened(self.key) is not self:
+            return
+        title = None
+        with suppress(Corrupt), self.reading() as runtime:  # by its row: opening a party decodes no item
+            system = runtime.processor.system_item
+            row = runtime.source.row(system) if system is not None else None
+            title = row.values.get("title") if row is not None else None
+        if not isinstance(title, str) or title == self._title:
             return
         self._title = title
         try:
