@@ -1,4 +1,4 @@
-"""A circle of peers that publishes to a lake, and what Spark says of it: shared by the tests of epochs."""
+"""A circle of peers that publishes to a lake, and what the pipeline says of it: shared by the tests of epochs."""
 
 from pathlib import Path
 from typing import Any
@@ -7,17 +7,18 @@ from echostore.peer.anchors import Anchor
 from echostore.pipeline.lake.publish import Published, publish
 from echostore.pipeline.output.results import PartyResult
 from echostore.pipeline.output.views import open_views
-from echostore.pipeline.run import At, RunRequest, run_pipeline
+from echostore.pipeline.run import At, RunRequest
 from peer_builder import Circle
+from spark.engines import Engines
 
 NAMES = ("ann", "bob", "cat")
 
 
 class Told:
-    """A circle, the lake that it publishes to, and what Spark says of it."""
+    """A circle, the lake that it publishes to, and what the pipeline says of it."""
 
-    def __init__(self, spark: Any, circle: Circle, folder: Path) -> None:
-        self._spark, self._circle, self._folder = spark, circle, folder
+    def __init__(self, engines: Engines, circle: Circle, folder: Path) -> None:
+        self._engines, self._circle, self._folder = engines, circle, folder
 
     @property
     def lake(self) -> Path:
@@ -29,7 +30,7 @@ class Told:
         return publish(self._folder / "homes" / name, self.lake)
 
     def build(self, out: str = "out") -> PartyResult:
-        done = run_pipeline(self._spark, RunRequest(lake=self.lake, out=self._folder / out))
+        done = self._engines.run(RunRequest(lake=self.lake, out=self._folder / out))
         (found,) = (each for each in done.results() if each.party == self._circle.key)
         return found
 
@@ -50,9 +51,9 @@ class Told:
             {feed: at.seq + 1 for feed, at in each.entries.items()} for each in (anchor.data, anchor.control)
         )
         at = At(party=anchor.party, data=data, control=control, text=text)
-        done = run_pipeline(self._spark, RunRequest(lake=self.lake, out=self._folder / "at", at=at))
+        done = self._engines.run(RunRequest(lake=self.lake, out=self._folder / "at", at=at))
         (found,) = done.results()
         return found
 
     def rows(self, table: str, out: str = "out") -> list[Any]:
-        return open_views(self._spark, self._folder / out)[table].collect()  # type: ignore[no-any-return]  # Spark has no types
+        return open_views(self._engines.session, self._folder / out)[table].collect()  # type: ignore[no-any-return]  # Spark has no types

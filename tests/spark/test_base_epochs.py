@@ -20,6 +20,7 @@ from echostore.wire.cids import cid_text
 from echostore.wire.tree import verify_tree
 from peer_builder import Circle
 from spark.circle_lake import NAMES, Told
+from spark.engines import Engines
 from spark.stream_jobs import Steps, held_states
 from test_discarding import discarded, seen_by_all, stories
 
@@ -36,8 +37,8 @@ def circle(tmp_path: Path) -> Iterator[Circle]:
 
 
 @pytest.fixture
-def told(spark: Any, circle: Circle, tmp_path: Path) -> Told:
-    return Told(spark, circle, tmp_path)
+def told(engines: Engines, circle: Circle, tmp_path: Path) -> Told:
+    return Told(engines, circle, tmp_path)
 
 
 def test_a_party_that_discarded_has_the_cid_of_its_peers(circle: Circle, told: Told, tmp_path: Path) -> None:

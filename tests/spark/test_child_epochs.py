@@ -1,7 +1,6 @@
 """Light-weight parties that stand on epochs of their own: Spark has the same CIDs, from whole and from truncated homes."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -9,8 +8,9 @@ import echostore
 from echostore.peer.epoch_gc import run_gc
 from echostore.peer.epochs import Epochs
 from echostore.pipeline.lake.publish import publish
-from echostore.pipeline.run import RunRequest, run_pipeline
+from echostore.pipeline.run import RunRequest
 from network_peers import until
+from spark.engines import Engines
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +18,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ECHOSTORE_STATE", str(tmp_path / "state"))
 
 
-def test_a_light_weight_party_that_discarded_and_truncated(spark: Any, tmp_path: Path) -> None:
+def test_a_light_weight_party_that_discarded_and_truncated(engines: Engines, tmp_path: Path) -> None:
     home, lake = tmp_path / "home", tmp_path / "lake"
     with echostore.open(home, name="ann", background=False) as ann:
         trip = ann.create_party("Trip")
@@ -40,5 +40,5 @@ def test_a_light_weight_party_that_discarded_and_truncated(spark: Any, tmp_path:
         ann.flush()
         expected = {party.key: party.snapshot().cid for party in (trip, *games)}
     assert publish(home, lake).bases == 2
-    done = run_pipeline(spark, RunRequest(lake=lake, out=tmp_path / "out"))
+    done = engines.run(RunRequest(lake=lake, out=tmp_path / "out"))
     assert {each.party: each.cid for each in done.results()} == expected, [each.detail for each in done.results()]

@@ -1,7 +1,6 @@
 """Lakes of homes whose control feeds begin at a control state: folded to what a lake with all blocks gives. Without Spark."""
 
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,12 +17,13 @@ from echostore.pipeline.lake.control_floors import damaged, floors_of
 from echostore.pipeline.lake.layout import bases_of
 from echostore.pipeline.lake.publish import publish
 from echostore.pipeline.lake.versions import Lake
-from echostore.pipeline.run import RunRequest, run_pipeline
+from echostore.pipeline.run import RunRequest
 from echostore.pipeline.stages.control import Limit, _planned, fold_control_here
 from echostore.pipeline.stages.planning import NO_FILE
 from echostore.pipeline.stages.snapshot import party_root
 from echostore.wire.membership import membership_names
 from echostore.wire.snapshot import read_state_root
+from spark.engines import Engines
 
 
 @pytest.fixture(autouse=True)
@@ -198,7 +198,7 @@ def two_parties(home: Path, lake: Path) -> tuple[PartyKey, PartyKey, str]:
 
 
 @pytest.mark.parametrize("damage", ["damaged", "missing"])
-def test_a_damaged_or_missing_state_is_told_for_its_party_alone(spark: Any, tmp_path: Path, damage: str) -> None:
+def test_a_damaged_or_missing_state_is_told_for_its_party_alone(engines: Engines, tmp_path: Path, damage: str) -> None:
     home, lake = tmp_path / "home", tmp_path / "lake"
     party, other, cid = two_parties(home, lake)
     (file,) = (lake / bases_of(party)).glob("*.control")
@@ -206,13 +206,13 @@ def test_a_damaged_or_missing_state_is_told_for_its_party_alone(spark: Any, tmp_
         file.unlink()
     else:
         file.write_bytes(file.read_bytes()[:-1])
-    done = run_pipeline(spark, RunRequest(lake=lake, out=tmp_path / "out"))
+    done = engines.run(RunRequest(lake=lake, out=tmp_path / "out"))
     results = {each.party: each for each in done.results()}
     assert (results[other].state, results[other].cid) == ("built", cid)
     assert results[party].cid is None
     assert results[party].state == "failed"
     assert (file.name if damage == "damaged" else "control state that stood for them") in results[party].detail
-    audit = audit_lake(spark, lake)
+    audit = audit_lake(engines.session, lake)
     assert not audit.sound
     (finding, *_) = [each for each in audit.findings if each["party"] == party.hex()]
     assert (finding["reason"], damage in finding["detail"]) == ("damaged-file", True)
@@ -220,8 +220,6 @@ def test_a_damaged_or_missing_state_is_told_for_its_party_alone(spark: Any, tmp_
     assert {each["party"] for each in audit.findings} == {party.hex()}, "the other one is checked, and sound"
     file.unlink(missing_ok=True)
     publish(home, lake)
-    assert audit_lake(spark, lake).sound
-    mended = {
-        each.party: each for each in run_pipeline(spark, RunRequest(lake=lake, out=tmp_path / "mended")).results()
-    }
+    assert audit_lake(engines.session, lake).sound
+    mended = {each.party: each for each in engines.run(RunRequest(lake=lake, out=tmp_path / "mended")).results()}
     assert mended[party].state == "built"

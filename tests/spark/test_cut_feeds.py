@@ -3,12 +3,12 @@
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from peer_builder import Circle
 from spark.circle_lake import NAMES, Told
+from spark.engines import Engines
 
 
 @pytest.fixture(autouse=True)
@@ -23,9 +23,9 @@ def circle(tmp_path: Path) -> Iterator[Circle]:
 
 
 def test_what_was_built_on_cut_and_void_feeds_has_the_cid_of_the_peers(
-    spark: Any, circle: Circle, tmp_path: Path
+    engines: Engines, circle: Circle, tmp_path: Path
 ) -> None:
-    told = Told(spark, circle, tmp_path)
+    told = Told(engines, circle, tmp_path)
     ann, bob, cat = (circle.party(name) for name in NAMES)
     old = cat.create("property-set", n=1)
     circle.meet_all()

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from echostore.kernel.reasons import Reason
 from peer_builder import Circle
+from spark.engines import Engines
 from spark.test_base_epochs import NAMES, Told
 from test_discarded_history import long_story
 from test_discarding import discarded
@@ -25,9 +25,9 @@ def circle(tmp_path: Path) -> Iterator[Circle]:
 
 
 def test_texts_and_lists_without_their_history_have_the_cid_of_their_peers(
-    spark: Any, circle: Circle, tmp_path: Path
+    engines: Engines, circle: Circle, tmp_path: Path
 ) -> None:
-    told = Told(spark, circle, tmp_path)
+    told = Told(engines, circle, tmp_path)
     text, tasks = long_story(circle)
     discarded(circle, *NAMES)
     found = told.agreed()

@@ -19,13 +19,14 @@ from echostore.peer.epoch_gc import run_gc
 from echostore.pipeline.audit import audit_lake
 from echostore.pipeline.lake.layout import bases_of
 from echostore.pipeline.output import reading
-from echostore.pipeline.run import RunRequest, run_pipeline
+from echostore.pipeline.run import RunRequest
 from echostore.pipeline.schemas import RUNS
 from echostore.pipeline.stages.lookups import MISSING, Target, named
 from echostore.pipeline.stages.planning import BUCKET, NO_FILE, Before, plan_pieces
 from echostore.pipeline.stages.verdicts import Interval, allowed_last
 from peer_builder import Circle
 from spark.circle_lake import NAMES, Told
+from spark.engines import Engines
 from spark.stream_jobs import Steps
 from test_discarding import discarded, seen_by_all, stories
 from test_stale_messages import agreed_epoch
@@ -43,8 +44,8 @@ def circle(tmp_path: Path) -> Iterator[Circle]:
 
 
 @pytest.fixture
-def told(spark: Any, circle: Circle, tmp_path: Path) -> Told:
-    return Told(spark, circle, tmp_path)
+def told(engines: Engines, circle: Circle, tmp_path: Path) -> Told:
+    return Told(engines, circle, tmp_path)
 
 
 def new_rows(out: Path, kind: str) -> int:
@@ -65,7 +66,7 @@ def without_a_blob(file: Path) -> None:
 
 
 def test_a_lake_that_never_had_the_blocks_below_an_epoch_has_the_cid_of_the_peers(
-    spark: Any, circle: Circle, told: Told, tmp_path: Path
+    engines: Engines, circle: Circle, told: Told, tmp_path: Path
 ) -> None:
     ann = circle.party("ann")
     other = circle.peers["ann"].create_party("Other")
@@ -86,7 +87,7 @@ def test_a_lake_that_never_had_the_blocks_below_an_epoch_has_the_cid_of_the_peer
     assert run_gc(ann).blocks > 0
     assert told.publish().compacted[ann.key] > 0, "nobody has the beginning"
     told.compare(told.build())
-    assert audit_lake(spark, told.lake).counts == {}, "what is not there was freed, not lost"
+    assert audit_lake(engines.session, told.lake).counts == {}, "what is not there was freed, not lost"
     # What comes later names blocks that the lake never had.
     circle.get("cat", kept).move(None)
     circle.get("cat", long).insert(0, "and ")
@@ -97,7 +98,7 @@ def test_a_lake_that_never_had_the_blocks_below_an_epoch_has_the_cid_of_the_peer
     # A snapshot that is not whole is told for its party alone.
     files = sorted((told.lake / bases_of(ann.key)).glob("*.parquet"), key=lambda path: path.stat().st_mtime)
     without_a_blob(files[-1])
-    done = run_pipeline(spark, RunRequest(lake=told.lake, out=tmp_path / "damaged"))
+    done = engines.run(RunRequest(lake=told.lake, out=tmp_path / "damaged"))
     results = {each.party: each for each in done.results()}
     assert (results[ann.key].state, results[ann.key].cid) == ("failed", None)
     assert f"{files[-1].name} lacks the blob" in results[ann.key].detail

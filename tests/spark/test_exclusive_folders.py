@@ -10,7 +10,7 @@ import pytest
 from echostore.kernel.errors import Refused, StorageFailed, UsageError
 from echostore.pipeline.lake import Lake
 from echostore.pipeline.output.attempt import Attempt
-from echostore.pipeline.run import RunRequest, check_request
+from echostore.pipeline.run import RunRequest, plan_run
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_addresses_of_stores_are_refused_and_nothing_is_made(
         with pytest.raises(UsageError, match="output is a folder"):
             Attempt.begin(Path(given))
         with pytest.raises(UsageError, match="output is a folder"):
-            check_request(RunRequest(lake=tmp_path, out=Path(given)))
+            plan_run(RunRequest(lake=tmp_path, out=Path(given)))
     assert not list(tmp_path.iterdir())
 
 

@@ -16,8 +16,9 @@ from echostore.pipeline.output.record import Commit
 from echostore.pipeline.output.results import party_results
 from echostore.pipeline.output.table_schemas import PARTIES
 from echostore.pipeline.output.views import open_views
-from echostore.pipeline.run import RunRequest, run_pipeline
+from echostore.pipeline.run import RunRequest
 from echostore.pipeline.schemas import PLACE_TOPS, STATE_INDEX, TOPS
+from spark.engines import Engines
 from spark.lake_slices import Slices
 
 SCHEMAS = {
@@ -38,7 +39,7 @@ def rows_of(out: Path, commit: Commit, kind: str) -> list[dict[str, Any]]:
 
 
 def test_rows_that_later_builds_replaced_are_dropped_and_nothing_else(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = Lake.create(tmp_path / "whole")
     generate(Shape(parties=3, feeds=3, messages=400, items=30, faults=8, seed=21), whole)
@@ -46,7 +47,7 @@ def test_rows_that_later_builds_replaced_are_dropped_and_nothing_else(
     out = tmp_path / "out"
     monkeypatch.setattr(merging, "FILES_MAX", 1)
     while slices.publish():
-        done = run_pipeline(spark, RunRequest(lake=tmp_path / "lake", out=out, tables=TABLES))
+        done = engines.run(RunRequest(lake=tmp_path / "lake", out=out, tables=TABLES))
     commit = done.record
     assert commit.number >= 5
     results = {result.party: result for result in party_results(out, commit)}
@@ -59,12 +60,12 @@ def test_rows_that_later_builds_replaced_are_dropped_and_nothing_else(
     named = {row["path"] for row in rows_of(out, commit, "state_index")}
     assert {file.path for file in commit.files["states"]} == named
     monkeypatch.undo()
-    fresh = run_pipeline(spark, RunRequest(lake=tmp_path / "whole", out=tmp_path / "fresh", tables=TABLES))
+    fresh = engines.run(RunRequest(lake=tmp_path / "whole", out=tmp_path / "fresh", tables=TABLES))
     assert {result.party: (result.cid, result.items) for result in fresh.results()} == {
         result.party: (result.cid, result.items) for result in results.values()
     }
     # Of whole blocks that are not held, rejects say in which pieces they came.
     for table, chosen in (("items", "true"), ("properties", "true"), ("members", "true"), ("rejects", "position >= 0")):
-        views = [open_views(spark, each)[table].where(chosen) for each in (out, tmp_path / "fresh")]
+        views = [open_views(engines.session, each)[table].where(chosen) for each in (out, tmp_path / "fresh")]
         shown = [sorted(map(str, each.collect())) for each in views]
         assert shown[0] == shown[1], table

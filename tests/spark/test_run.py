@@ -32,6 +32,7 @@ from echostore.pipeline.run import At, RunRequest, RunResult, chosen_tables, run
 from echostore.testing.lake_answers import PartyAnswer, lake_answers
 from echostore.wire.cids import cid_text
 from echostore.wire.tree import verify_tree
+from spark.engines import Engines
 from spark.party_stories import Stories, Told
 from spark.worker_paths import with_test_modules
 
@@ -61,8 +62,9 @@ class Story:
         return {result.party: result for result in self.runs[-1].results()}
 
 
-def run(spark: Any, lake: Path, out: Path, **more: Any) -> RunResult:
-    return run_pipeline(spark, RunRequest(lake=lake, out=out, **more))
+def run(engine: Any, lake: Path, out: Path, **more: Any) -> RunResult:
+    request = RunRequest(lake=lake, out=out, **more)
+    return engine.run(request) if isinstance(engine, Engines) else run_pipeline(engine, request)
 
 
 @pytest.fixture(scope="module")
@@ -215,18 +217,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[bytes, Pa
 
 
 def test_step_by_step_a_lake_comes_to_what_a_peer_says(
-    spark: Any, made: tuple[Path, dict[bytes, PartyAnswer]], tmp_path: Path
+    engines: Engines, made: tuple[Path, dict[bytes, PartyAnswer]], tmp_path: Path
 ) -> None:
     lake, answers = made
     younger = tmp_path / "lake"
     shutil.copytree(lake, younger)
     entries = sorted((younger / "log").iterdir())
     entries[-1].rename(tmp_path / "later.json")
-    first = run(spark, younger, tmp_path / "out")
+    first = run(engines, younger, tmp_path / "out")
     (tmp_path / "later.json").rename(entries[-1])
-    second = run(spark, younger, tmp_path / "out")
+    second = run(engines, younger, tmp_path / "out")
     assert (first.commit, second.commit) == (1, 2)
-    at_once = run(spark, lake, tmp_path / "other", tables=chosen_tables("all"))
+    at_once = run(engines, lake, tmp_path / "other", tables=chosen_tables("all"))
     for done in (second, at_once):
         results = {result.party: result for result in done.results()}
         for party, answer in answers.items():
@@ -235,8 +237,8 @@ def test_step_by_step_a_lake_comes_to_what_a_peer_says(
             assert found.messages == answer.messages
     verified = {stage.name: stage.rows for stage in second.stages}
     assert 0 < verified["order"] < at_once.record.totals["messages"] / 2, "blocks below the cut are not read again"
-    _same_tables(spark, tmp_path / "out", tmp_path / "other")
-    _blocks_are_counted(spark, tmp_path / "other", at_once)
+    _same_tables(engines.session, tmp_path / "out", tmp_path / "other")
+    _blocks_are_counted(engines.session, tmp_path / "other", at_once)
 
 
 def _same_tables(spark: Any, one: Path, other: Path) -> None:
@@ -257,7 +259,7 @@ def _blocks_are_counted(spark: Any, out: Path, done: RunResult) -> None:
     assert views["blocks"].where("signed").count() > 0
 
 
-def test_one_bad_party_stops_no_other(spark: Any, tmp_path: Path) -> None:
+def test_one_bad_party_stops_no_other(engines: Engines, tmp_path: Path) -> None:
     lake = Lake.create(tmp_path / "lake")
     for seed in (1, 2):
         generate(Shape(parties=1, feeds=2, messages=60, items=10, seed=seed), lake)
@@ -266,7 +268,7 @@ def test_one_bad_party_stops_no_other(spark: Any, tmp_path: Path) -> None:
     broken = lake.path / data[0].file
     whole = broken.read_bytes()
     broken.write_bytes(whole[: len(whole) // 2])
-    done = run(spark, lake.path, tmp_path / "out")
+    done = run(engines, lake.path, tmp_path / "out")
     results = {result.party: result for result in done.results()}
     failed = [result for result in results.values() if result.state == "failed"]
     assert len(failed) == done.failed == 1
@@ -275,11 +277,11 @@ def test_one_bad_party_stops_no_other(spark: Any, tmp_path: Path) -> None:
     good = next(result for result in results.values() if result.state == "built")
     assert good.cid == answers[good.party].cid
     broken.write_bytes(whole)
-    mended = {result.party: result.cid for result in run(spark, lake.path, tmp_path / "out").results()}
+    mended = {result.party: result.cid for result in run(engines, lake.path, tmp_path / "out").results()}
     assert mended == {party: answer.cid for party, answer in answers.items()}
 
 
-def test_of_two_runs_at_once_one_commits(spark: Any, tmp_path: Path) -> None:
+def test_of_two_runs_at_once_one_commits(engines: Engines, tmp_path: Path) -> None:
     lake = Lake.create(tmp_path / "lake")
     generate(Shape(parties=1, feeds=2, messages=60, items=10), lake)
     request = RunRequest(lake=lake.path, out=tmp_path / "out")
@@ -287,26 +289,26 @@ def test_of_two_runs_at_once_one_commits(spark: Any, tmp_path: Path) -> None:
 
     def step(name: str) -> None:
         if name == "publish" and not inner:
-            inner.append(run_pipeline(spark, request))
+            inner.append(engines.run(request))
 
     with pytest.raises(CommitLost, match="first"):
-        run_pipeline(spark, request, step=step)
+        run_pipeline(None if engines.name == "local" else engines.session, request, step=step)
     assert inner[0].commit == 1
-    assert run_pipeline(spark, request).new is False
+    assert engines.run(request).new is False
     assert reading.verify(tmp_path / "out") == []
     assert collect(tmp_path / "out", age_s=0, now_s=1e12).attempts == 1
     assert reading.verify(tmp_path / "out") == []
 
 
-def test_another_lake_is_refused(spark: Any, tmp_path: Path) -> None:
+def test_another_lake_is_refused(engines: Engines, tmp_path: Path) -> None:
     for name, seed in (("one", 1), ("other", 2)):
         generate(Shape(parties=1, feeds=2, messages=20, items=2, seed=seed), Lake.create(tmp_path / name))
-    run(spark, tmp_path / "one", tmp_path / "out")
+    run(engines, tmp_path / "one", tmp_path / "out")
     with pytest.raises(Refused, match="another lake"):
-        run(spark, tmp_path / "other", tmp_path / "out")
+        run(engines, tmp_path / "other", tmp_path / "out")
 
 
-def test_a_party_of_which_there_is_data_alone_is_told_as_stray(spark: Any, tmp_path: Path) -> None:
+def test_a_party_of_which_there_is_data_alone_is_told_as_stray(engines: Engines, tmp_path: Path) -> None:
     whole = Lake.create(tmp_path / "whole")
     generate(Shape(parties=2, feeds=2, messages=40, items=4), whole)
     runs = whole.at().runs()
@@ -319,23 +321,23 @@ def test_a_party_of_which_there_is_data_alone_is_told_as_stray(spark: Any, tmp_p
         for row in read_rows(whole.path, run["file"], run["row"], run["row"] + run["end"] - run["start"])
     )
     LakeWriter(lake).write(rows)
-    done = run(spark, lake.path, tmp_path / "out")
+    done = run(engines, lake.path, tmp_path / "out")
     results = {result.party: result for result in done.results()}
     stray = results.pop(alone)
     assert (stray.state, stray.cid, stray.messages, stray.rejected) == ("stray", None, stray.messages, stray.messages)
     assert stray.messages > 0
     assert [result.state for result in results.values()] == ["built"]
-    assert run(spark, lake.path, tmp_path / "out").new is False
+    assert run(engines, lake.path, tmp_path / "out").new is False
 
 
-def test_some_parties_then_all(spark: Any, tmp_path: Path) -> None:
+def test_some_parties_then_all(engines: Engines, tmp_path: Path) -> None:
     lake = Lake.create(tmp_path / "lake")
     generate(Shape(parties=3, feeds=2, messages=90, items=9), lake)
     answers = {bytes(answer.party): answer.cid for answer in lake_answers(lake, tmp_path / "observer")}
     chosen = sorted(answers)[0]
-    some = run(spark, lake.path, tmp_path / "out", parties=(chosen.hex()[:12],))
+    some = run(engines, lake.path, tmp_path / "out", parties=(chosen.hex()[:12],))
     assert [(result.party, result.cid) for result in some.results()] == [(chosen, answers[chosen])]
-    every = run(spark, lake.path, tmp_path / "out")
+    every = run(engines, lake.path, tmp_path / "out")
     assert {result.party: result.cid for result in every.results()} == answers
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from echostore.pipeline.lake.publish import publish
-from echostore.pipeline.run import RunRequest, run_pipeline
+from echostore.pipeline.run import RunRequest
 from echostore.store.key_store import KeyStore
 from peer_builder import Circle, Liar
+from spark.engines import Engines
 
 
 class Payload:
@@ -21,7 +22,7 @@ class Payload:
         return Path.touch, (self.marker,)
 
 
-def test_no_secret_reaches_spark_and_no_pickle_is_opened(spark: Any, tmp_path: Path) -> None:
+def test_no_secret_reaches_spark_and_no_pickle_is_opened(engines: Engines, tmp_path: Path) -> None:
     marker = tmp_path / "opened"
     with Circle(tmp_path, "ann", "bob") as circle:
         party = circle.party("ann")
@@ -36,7 +37,7 @@ def test_no_secret_reaches_spark_and_no_pickle_is_opened(spark: Any, tmp_path: P
         publish(tmp_path / "ann", tmp_path / "lake")
     assert [str(reject.reason) for reject in rejected] == ["invalid"]
 
-    result = run_pipeline(spark, RunRequest(lake=tmp_path / "lake", out=tmp_path / "out"))
+    result = engines.run(RunRequest(lake=tmp_path / "lake", out=tmp_path / "out"))
     assert [built.cid for built in result.results()] == [cid]
     assert not marker.exists()
 
@@ -44,7 +45,7 @@ def test_no_secret_reaches_spark_and_no_pickle_is_opened(spark: Any, tmp_path: P
     secrets = [store.key(own.public).seed for store in stores for own in store.own()]
     assert len(secrets) >= 6
     shapes = [shape for seed in secrets for shape in (seed, seed.hex().encode(), base64.b64encode(seed)[:40])]
-    local = [Path(folder) for folder in spark.conf.get("spark.local.dir", "").split(",") if folder]
+    local = [Path(folder) for folder in engines.session.conf.get("spark.local.dir", "").split(",") if folder]
     searched = 0
     for folder in (tmp_path / "lake", tmp_path / "out", *local):
         for file in (path for path in folder.rglob("*") if path.is_file()):

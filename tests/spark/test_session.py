@@ -286,7 +286,7 @@ def test_a_launch_that_is_interrupted_ends_with_a_jvm_that_is_known(
 
 def test_sigterm_does_what_an_interruption_does(pressed: list[int]) -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    with session._termination_interrupts():
+    with session.termination_interrupts():
         signal.raise_signal(signal.SIGTERM)
         assert pressed == [signal.SIGTERM]
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -295,7 +295,7 @@ def test_sigterm_does_what_an_interruption_does(pressed: list[int]) -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     own = signal.signal(signal.SIGTERM, lambda number, frame: pressed.append(number))
     try:
-        with session._termination_interrupts():
+        with session.termination_interrupts():
             signal.raise_signal(signal.SIGTERM)  # a program that has its own plans keeps them
     finally:
         signal.signal(signal.SIGTERM, own)

@@ -178,6 +178,27 @@ class Output:
             task = bar.add_task(one_line(title, 40), total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
 
+    @contextmanager
+    def waiting(self, title: str) -> Iterator[Callable[[str], None]]:
+        """Show from the first moment what is waited for: on a terminal a line with the seconds so far, elsewhere a line
+        for each step that is told."""
+        if self.quiet:
+            yield lambda step: None
+            return
+        started = time.monotonic()
+        if not sys.stderr.isatty():
+            yield lambda step: self.aside(f"{title}: {step}")
+            self.aside(f"{title}: ready after {time.monotonic() - started:.1f} s")
+            return
+        from rich.console import Console
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+            task = shown.add_task(one_line(title, 60), total=None)
+            yield lambda step: shown.update(task, description=one_line(f"{title}: {step}", 60))
+        self.aside(f"{title}: ready after {time.monotonic() - started:.1f} s")
+
     # asking
 
     def confirm(self, question: str, *, yes: bool, unasked: bool = False, needed: str = "this needs a yes") -> bool:

@@ -1,31 +1,34 @@
-"""`echostore pipeline`: Spark over a block lake: run, stream, audit, show."""
+"""`echostore pipeline`: verified tables out of a block lake: run, stream, audit, show."""
 
 import contextlib
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
 from echostore.cli.feed import INTEGRITY_BROKEN
 from echostore.cli.options import LISTING, OPTIONS, Count, Listing, Options, examples
-from echostore.cli.output import Column, Output, age, counted, if_interrupted
+from echostore.cli.output import Column, Output, Tell, age, counted, if_interrupted
 from echostore.cli.values import short
-from echostore.kernel.errors import EngineFailed, NotFound
+from echostore.kernel.errors import EngineFailed, NotFound, UsageError
 
 if TYPE_CHECKING:
+    from echostore.pipeline.engines import Engine
     from echostore.pipeline.run import At, RunResult
+    from echostore.pipeline.session import SparkOptions
 
 app = App(
     name="pipeline",
-    help="The data pipeline on Spark: verified items, snapshots and tables out of a block lake.",
+    help="The data pipeline: verified items, snapshots and tables out of a block lake, on Spark or in one process.",
     help_prologue=examples(
         "echostore pipeline run --lake lake --out out", "echostore pipeline audit --lake lake --json"
     ),
 )
 
+EngineName = Literal["auto", "local", "spark"]
 LakeFolder = Annotated[Path, Parameter(name="--lake")]
 OutFolder = Annotated[Path, Parameter(name="--out")]
 
@@ -78,7 +81,7 @@ PARTIES_TOLD_MAX = 20
 @app.command(
     help_prologue=examples(
         "echostore pipeline run --lake lake --out out",
-        "echostore pipeline run --lake lake --out out --party 7c01 --master local[2] --json",
+        "echostore pipeline run --lake lake --out out --engine spark --master local[2] --json",
     )
 )
 def run(
@@ -86,7 +89,8 @@ def run(
     lake: LakeFolder,
     out: OutFolder,
     party: tuple[str, ...] = (),
-    master: str = "local[*]",
+    engine: EngineName = "auto",
+    master: str | None = None,
     memory: str = "",
     models: str | None = None,
     at: str | None = None,
@@ -100,6 +104,9 @@ def run(
     it had; the exit status is 6 when that is because its blocks are damaged. A party with a model that is not known gets
     no CID.
 
+    With nothing new no engine is started. The result is the same on both engines, and each goes on from what the other
+    committed.
+
     Parameters
     ----------
     lake
@@ -108,8 +115,11 @@ def run(
         Folder of the results; made when it is missing.
     party
         Only this party, by key or unique prefix. May be given several times.
+    engine
+        Where the stages run: local, in this process and without Java; spark; or auto, which is local while the parties to
+        build have at most 100,000 blocks, and neither --master nor --memory is given.
     master
-        Where Spark runs: local[*], local[2], spark://HOST:PORT.
+        Where Spark runs: local[*], local[2], spark://HOST:PORT. Without it, local[*].
     memory
         Heap of Spark's driver, such as 2g.
     models
@@ -121,15 +131,23 @@ def run(
     """
     output = Output.of(options)
     with pipeline_extras():
-        from echostore.pipeline.run import RunRequest, check_request, chosen_tables, run_pipeline
-        from echostore.pipeline.session import SparkOptions, spark_session
+        from echostore.pipeline.engines import Engine
+        from echostore.pipeline.run import RunRequest, chosen_tables, plan_run, run_pipeline
+        from echostore.pipeline.session import SparkOptions
+    wanted = asked_engine(engine, master, memory)
     request = RunRequest(lake=lake, out=out, parties=party, models=models, at=_anchor(at), tables=chosen_tables(tables))
     if models is not None:
         let_tasks_import_from_here()
-    check_request(request)
-    spark_options = SparkOptions(master=master, memory=memory)
     stopped = if_interrupted("Nothing was committed; the output is as it was, and the next run goes on from there.")
-    with stopped, output.progress("pipeline") as tell, spark_session("pipeline run", spark_options, tell=tell) as spark:
+    plan = plan_run(request)
+    if (unchanged := plan.unchanged) is not None:
+        _tell_run(output, unchanged)
+        return 0
+    blocks = plan.blocks()
+    decided = wanted.decided(blocks)
+    output.aside(f"engine {decided}: {counted(blocks, 'block')} in the parties to build")
+    spark_options = None if decided is Engine.LOCAL else SparkOptions(master=master or "local[*]", memory=memory)
+    with stopped, engine_session(output, "run", spark_options) as spark:
         done = run_pipeline(spark, request, note=output.note)
         _tell_run(output, done)
     return INTEGRITY_BROKEN if done.failed else 0
@@ -144,7 +162,8 @@ def audit(
     *,
     lake: LakeFolder,
     party: tuple[str, ...] = (),
-    master: str = "local[*]",
+    engine: EngineName = "auto",
+    master: str | None = None,
     memory: str = "",
     options: Listing = LISTING,
 ) -> int:
@@ -160,21 +179,27 @@ def audit(
         Folder of the lake.
     party
         Only this party, by key or unique prefix. May be given several times.
+    engine
+        Where the work is done: local, spark, or auto, as with `pipeline run`: by the blocks that are checked.
     master
-        Where Spark runs: local[*], local[2], spark://HOST:PORT.
+        Where Spark runs: local[*], local[2], spark://HOST:PORT. Without it, local[*].
     memory
         Heap of Spark's driver, such as 2g.
     """
     output = Output.of(options)
     with pipeline_extras():
-        from echostore.pipeline.audit import audit_lake
+        from echostore.pipeline.audit import audit_lake, blocks_of
+        from echostore.pipeline.engines import Engine
         from echostore.pipeline.lake import Lake
         from echostore.pipeline.parties import chosen_parties
-        from echostore.pipeline.session import SparkOptions, spark_session
-    chosen_parties(Lake.open(lake).at(), party)  # what is not there is told before Spark is started
-    spark_options = SparkOptions(master=master, memory=memory)
+        from echostore.pipeline.session import SparkOptions
+    wanted = asked_engine(engine, master, memory)
+    version = Lake.open(lake).at()
+    # What is not there is told before Spark is started.
+    decided = wanted.decided(blocks_of(version.runs(parties=chosen_parties(version, party))))
+    spark_options = None if decided is Engine.LOCAL else SparkOptions(master=master or "local[*]", memory=memory)
     stopped = if_interrupted("The audit can be started again.")
-    with stopped, output.progress("audit") as tell, spark_session("pipeline audit", spark_options, tell=tell) as spark:
+    with stopped, engine_session(output, "audit", spark_options) as spark:
         report = audit_lake(spark, lake, party)
         output.table(
             "findings",
@@ -286,6 +311,43 @@ def _anchor(text: str | None) -> "At | None":
         control={feed: position.seq + 1 for feed, position in anchor.control.entries.items()},
         text=str(anchor),
     )
+
+
+def asked_engine(name: str, master: str | None, memory: str) -> "Engine":
+    """The engine that options name. Who says where Spark runs, or with how much memory, wants Spark."""
+    from echostore.pipeline.engines import Engine
+
+    wanted = Engine(name)
+    if not (master or memory):
+        return wanted
+    if wanted is Engine.LOCAL:
+        raise UsageError("--master and --memory are of Spark, and --engine local is given")
+    return Engine.SPARK
+
+
+@contextlib.contextmanager
+def engine_session(output: Output, verb: str, options: "SparkOptions | None", *, bar: bool = True) -> Iterator[Any]:
+    """A session of Spark whose start and, with a `bar`, progress are shown; without options None, for the stages in this
+    process."""
+    from echostore.pipeline.session import spark_session, termination_interrupts
+
+    if options is None:
+        with termination_interrupts(), output.progress(verb):
+            yield None
+        return
+    with contextlib.ExitStack() as stack:
+        shown: list[Tell] = []
+
+        def tell(done: int, total: int) -> None:
+            for each in shown:
+                each(done, total)
+
+        with output.waiting(f"starting Spark on {options.master}") as step:
+            session = spark_session(f"pipeline {verb}", options, tell=tell, step=step)
+            spark = stack.enter_context(session)
+        if bar:
+            shown.append(stack.enter_context(output.progress(verb)))
+        yield spark
 
 
 def let_tasks_import_from_here() -> None:

@@ -8,7 +8,7 @@ from echostore.cli.moments import parse_duration_s
 from echostore.cli.opening import home_path
 from echostore.cli.options import FLAG, OPTIONS, Count, Options, examples
 from echostore.cli.output import Column, Output, counted
-from echostore.cli.pipeline import LakeFolder, OutFolder, let_tasks_import_from_here, pipeline_extras
+from echostore.cli.pipeline import LakeFolder, OutFolder, engine_session, let_tasks_import_from_here, pipeline_extras
 from echostore.kernel.errors import UsageError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def stream(
     """
     output = Output.of(options)
     with pipeline_extras():
-        from echostore.pipeline.session import SparkOptions, spark_session
+        from echostore.pipeline.session import SparkOptions
         from echostore.pipeline.streaming.stream import StreamRequest, check_stream, run_stream, stopped_by_signals
     trigger_s = parse_duration_s(trigger)
     if trigger_s < TRIGGER_MIN_S:
@@ -101,7 +101,7 @@ def stream(
     def tell(step: "Progress") -> None:
         output.row(STEPS, step.document(), step_line(step))
 
-    with spark_session("pipeline stream", SparkOptions(master=master, memory=memory)) as spark:
+    with engine_session(output, "stream", SparkOptions(master=master, memory=memory), bar=False) as spark:
         with stopped_by_signals() as stop:
             output.note("streaming; ^C ends it" if not once else "streaming what is there")
             commit = run_stream(spark, request, tell=tell, note=output.note, stop=stop)

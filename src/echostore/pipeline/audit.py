@@ -21,8 +21,9 @@ from echostore.pipeline.lake.control_floors import Damage, damaged, floors_of
 from echostore.pipeline.lake.reading import check_file
 from echostore.pipeline.parties import chosen_parties
 from echostore.pipeline.stages.control import fold_control
-from echostore.pipeline.stages.frames import frame_of, mapped
+from echostore.pipeline.stages.frames import Rows, collected, frame_of, mapped, repartitioned, united, width_of
 from echostore.pipeline.stages.order import order_blocks
+from echostore.pipeline.stages.order_here import order_blocks_here
 from echostore.pipeline.stages.standing import Bases
 
 FINDINGS_MAX = 10_000
@@ -56,8 +57,8 @@ class Audit:
         return not set(self.counts) - HARMLESS
 
 
-def audit_lake(spark: Any, path: Path, parties: Sequence[str] = ()) -> Audit:
-    """Check a lake, or some of its parties. Corrupt where the log itself is broken: then nothing can be said."""
+def audit_lake(spark: Any | None, path: Path, parties: Sequence[str] = ()) -> Audit:
+    """Check a lake, or some of its parties, on Spark or in this process. Corrupt where the log itself is broken: then nothing can be said."""
     lake = Lake.open(path)
     version = lake.at()
     wanted = chosen_parties(version, parties)
@@ -82,7 +83,11 @@ def audit_lake(spark: Any, path: Path, parties: Sequence[str] = ()) -> Audit:
         # Where the beginning was freed everywhere, the epoch that the party stands on is the ground to check from.
         bases = Bases.of(str(path), control.rows["parties"]).only(_begun_late(whole))
         cuts = bases.order_cuts() if bases else None
-        order = order_blocks(spark, version, control, wanted, previous=cuts, floors=bases.floors())
+        floors = bases.floors()
+        if spark is None:
+            order = order_blocks_here(version, control, wanted, previous=cuts, floors=floors)
+        else:
+            order = order_blocks(spark, version, control, wanted, previous=cuts, floors=floors)
         try:
             for finding in _findings(control, order):
                 counts[finding["reason"]] += finding["blocks"]
@@ -96,14 +101,15 @@ def audit_lake(spark: Any, path: Path, parties: Sequence[str] = ()) -> Audit:
         version.version,
         len(runs["party"].unique()),
         feeds,
-        _blocks(runs),
-        _blocks(whole),
+        blocks_of(runs),
+        blocks_of(whole),
         findings,
         {reason: count for reason, count in sorted(counts.items()) if count},
     )
 
 
-def _blocks(runs: pa.Table) -> int:
+def blocks_of(runs: pa.Table) -> int:
+    """How many blocks runs have in all."""
     return int((runs["end"].to_numpy() - runs["start"].to_numpy()).sum())
 
 
@@ -115,10 +121,12 @@ def _begun_late(runs: pa.Table) -> set[bytes]:
 
 def _findings(control: Any, order: Any) -> Iterator[dict[str, Any]]:
     """One row for each stretch of a feed that is not in order."""
-    for row in control.unheld.unionByName(order.unheld).toLocalIterator():
+    for row in _each(united(control.unheld, order.unheld)):
         yield _finding(row, row["start"], row["end"] - row["start"], row["reason"], row["detail"])
-    for row in control.cuts.unionByName(order.cuts).filter("held > length OR state = 'forked'").toLocalIterator():
+    for row in _each(united(control.cuts, order.cuts), "held > length OR state = 'forked'"):
         beyond = row["held"] - row["length"]
+        if beyond <= 0 and row["state"] != "forked":
+            continue
         if row["state"] == "ended":
             yield _finding(row, row["length"], beyond, row["reason"], "the feed ends before this block")
         elif row["state"] == "forked":
@@ -128,15 +136,31 @@ def _findings(control: Any, order: Any) -> Iterator[dict[str, Any]]:
         elif row["waits_feed"] is not None:
             detail = f"waits for block {row['waits_seq']} of feed {bytes(row['waits_feed']).hex()}"
             yield _finding(row, row["length"], beyond, str(Reason.WAITING), detail)
+    for row, end in _excluded(control.admission, order.cuts):
+        yield _finding(row, end, row["length"] - end, str(Reason.FORK), "control holds a proof of two branches")
+
+
+def _each(rows: Rows, where: str = "true") -> Iterator[Any]:
+    """Rows one by one; in Spark only those that fulfil a condition, here all."""
+    return iter(rows.to_pylist()) if isinstance(rows, pa.Table) else rows.filter(where).toLocalIterator()
+
+
+def _excluded(admission: Rows, cuts: Rows) -> Iterator[tuple[Any, int]]:
+    """Cuts beyond the end that a proven fork has for a feed, and that end."""
+    if isinstance(cuts, pa.Table):
+        ends: dict[tuple[bytes, bytes, bool], set[int]] = {}
+        for row in admission.to_pylist():
+            if row["end"] is not None and row["end_reason"] == "fork":
+                ends.setdefault((row["party"], row["feed"], row["control"]), set()).add(row["end"])
+        for row in cuts.to_pylist():
+            for end in sorted(ends.get((row["party"], row["feed"], row["control"]), ())):
+                if row["length"] > end:
+                    yield row, end
+        return
     columns = ("party", "feed", "end_reason", "control", "end")
-    excluded = order.cuts.join(
-        control.admission.filter("end IS NOT NULL AND end_reason = 'fork'").select(*columns).distinct(),
-        ["party", "feed", "control"],
-    )
-    for row in excluded.filter("length > end").toLocalIterator():
-        yield _finding(
-            row, row["end"], row["length"] - row["end"], str(Reason.FORK), "control holds a proof of two branches"
-        )
+    proven = admission.filter("end IS NOT NULL AND end_reason = 'fork'").select(*columns).distinct()
+    for row in cuts.join(proven, ["party", "feed", "control"]).filter("length > end").toLocalIterator():
+        yield row, row["end"]
 
 
 def _finding(row: Any, seq: int, blocks: int, reason: str, detail: str) -> dict[str, Any]:
@@ -158,9 +182,8 @@ def _damaged_files(spark: Any, version: Any, runs: pa.Table) -> Iterator[dict[st
     ]
     if not rows:
         return
-    tasks = min(len(rows), 4 * spark.sparkContext.defaultParallelism)
-    frame = frame_of(spark, pa.Table.from_pylist(rows, _FILES)).repartition(tasks)
-    found = mapped(frame, _Hashing(str(version.lake.path)), _DAMAGE).collect()
+    frame = repartitioned(frame_of(spark, pa.Table.from_pylist(rows, _FILES)), min(len(rows), 4 * width_of(spark)))
+    found = collected(mapped(frame, _Hashing(str(version.lake.path)), _DAMAGE))
     for row in sorted(found, key=lambda row: str(row["file"])):
         inside = runs.filter(pc.equal(runs["file"], row["file"]))
         yield {
@@ -168,7 +191,7 @@ def _damaged_files(spark: Any, version: Any, runs: pa.Table) -> Iterator[dict[st
             "party": "",
             "feed": "",
             "seq": 0,
-            "blocks": _blocks(inside),
+            "blocks": blocks_of(inside),
             "reason": DAMAGED_FILE,
             "detail": f"{row['file']}: {row['what']}",
         }

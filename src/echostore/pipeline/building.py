@@ -40,12 +40,15 @@ from echostore.pipeline.rejecting import all_rejects, lacking
 from echostore.pipeline.schemas import ITEM_STATES, MOVES, PLACE_TOPS, ROOTS, STATE_INDEX, TOPS
 from echostore.pipeline.schemas import REJECTS as STAGE_REJECTS
 from echostore.pipeline.stages.bundles import unbundled
-from echostore.pipeline.stages.by_party import PARTY_TASK_BYTES, Rows, as_frame, gathered, run_by_party
+from echostore.pipeline.stages.by_party import PARTY_TASK_BYTES, run_by_party
 from echostore.pipeline.stages.control import CONTROL_HERE_BYTES, ControlTables, Limits, fold_control
 from echostore.pipeline.stages.control import TABLES as CONTROL_TABLES
-from echostore.pipeline.stages.frames import frame_of, mapped
+from echostore.pipeline.stages.frames import Rows, as_frame, chosen, frame_of, gathered, mapped, width_of
 from echostore.pipeline.stages.order import OrderTables, order_blocks
+from echostore.pipeline.stages.order_here import order_blocks_here
+from echostore.pipeline.stages.planning import Floors
 from echostore.pipeline.stages.reduce import TURNS, Inputs, Outcome, reduce_items
+from echostore.pipeline.stages.reduce_here import reduce_whole_here
 from echostore.pipeline.stages.seeding import StatesBefore, seed
 from echostore.pipeline.stages.snapshot import SnapshotInputs, build_snapshots
 from echostore.pipeline.stages.standing import STANDING, Bases, above_bases, check_reached
@@ -63,7 +66,8 @@ UNNAMED = frozenset({"rejects", "place_changes"})
 class Job:
     """What all builds of a run share."""
 
-    spark: Any
+    spark: Any | None
+    """The session that stages run on; None: in this process, and all rows are tables."""
     version: LakeVersion
     out: Path
     base: Commit | None
@@ -113,7 +117,7 @@ def build(job: Job, parties: frozenset[bytes] | None, anew: frozenset[bytes]) ->
             # Parties that are built from scratch or rebased go on from the epoch that they stand on, if they do.
             cuts = _with_cuts(known.cuts, stages.bases.only(scratch | rebased), Bases.order_cuts)
             floors = stages.bases.floors()
-            order = order_blocks(job.spark, job.version, stages.control, parties, job.limits, cuts, floors=floors)
+            order = _ordered(job, stages.control, parties, cuts, floors)
             stages.order = _Order.of(job, order)
             told.rows = _blocks(order.plan.pieces)
             moved, lost = _compared(job, stages, known, order)
@@ -125,6 +129,14 @@ def build(job: Job, parties: frozenset[bytes] | None, anew: frozenset[bytes]) ->
         for tables in (order, control):
             if tables is not None:
                 tables.close()
+
+
+def _ordered(
+    job: Job, control: ControlTables, parties: frozenset[bytes] | None, cuts: Rows | None, floors: Floors
+) -> OrderTables:
+    if job.spark is None:
+        return order_blocks_here(job.version, control, parties, job.limits, cuts, floors)
+    return order_blocks(job.spark, job.version, control, parties, job.limits, cuts, floors=floors)
 
 
 def _blocks(pieces: pa.Table) -> int:
@@ -152,7 +164,7 @@ class _Stages:
         if size <= PARTY_TASK_BYTES:
             bundles = gathered(bundles)
         rows = {name: unbundled(bundles, name, schema) for name, schema in CONTROL_TABLES.items()}
-        names = gathered(_chosen(rows["parties"], ["party", "root"])).to_pylist()
+        names = gathered(chosen(rows["parties"], ["party", "root"])).to_pylist()
         keys = frozenset(
             row["party"] for row in names if parties is None or row["party"] in parties or row["root"] in parties
         )
@@ -181,7 +193,7 @@ class _Order:
     @staticmethod
     def of(job: Job, order: OrderTables) -> "_Order":
         here = isinstance(order.rows["cuts"], pa.Table)
-        tasks = 0 if here else 4 * int(job.spark.sparkContext.defaultParallelism)
+        tasks = 0 if here else 4 * width_of(job.spark)
         names = ("cuts", "timeframe", "rejects", "unheld", "branches")
         return _Order(order, **{name: order.rows[name] for name in names}, tasks=tasks)
 
@@ -276,7 +288,8 @@ def _fold(
         trees=not rebased,
     )
     with job.clock.stage("reduce", before="demux") as told:
-        outcome = reduce_items(inputs)
+        outcome = reduce_whole_here(inputs) if job.spark is None else reduce_items(inputs)
+        told.seconds_before = outcome.demux_s
         told.rows = sum(file.rows for file in outcome.files["states"])
         told.rows_before = outcome.blocks
     files: Files = {kind: list(named) for kind, named in outcome.files.items() if kind not in UNNAMED}
@@ -334,10 +347,10 @@ def _small_files(job: Job, stages: _Stages, rejects: Rows, roots: list[NamedFile
     }
     if "members" in job.tables:
         converting = Converting(member_rows, job.number)
-        rows[table_kind("members")] = _converted(stages.rows["members"], converting, MEMBERS), MEMBERS
+        rows[table_kind("members")] = mapped(stages.rows["members"], converting, MEMBERS), MEMBERS
     if "rejects" in job.tables:
-        shown = _chosen(rejects, STAGE_REJECTS.names)
-        rows[table_kind("rejects")] = _converted(shown, Converting(reject_rows, job.number), REJECTS), REJECTS
+        shown = chosen(rejects, STAGE_REJECTS.names)
+        rows[table_kind("rejects")] = mapped(shown, Converting(reject_rows, job.number), REJECTS), REJECTS
     here = {kind: each for kind, each in rows.items() if isinstance(each[0], pa.Table)}
     files: Files = {}
     for kind, (table, schema) in here.items():
@@ -348,14 +361,14 @@ def _small_files(job: Job, stages: _Stages, rejects: Rows, roots: list[NamedFile
 
 
 def _party_rows(job: Job, stages: _Stages, rejects: Rows, roots: list[NamedFile], scratch: frozenset[bytes]) -> Rows:
-    about = _chosen(stages.rows["parties"], ["party", "root", "title"])
+    about = chosen(stages.rows["parties"], ["party", "root", "title"])
     found = [read_table(job.out, file, ROOTS) for file in roots]
     parts = {
         "about": _renamed(about, {"root": "root_party"}),
         "cut": _data(stages.order.cuts, ["party", "feed", "length", "held", "state"]),
         "admission": _data(stages.rows["admission"], ["party", "feed", "start", "end", "role"]),
         "outside": _data(stages.order.unheld, ["party", "feed", "start", "end"]),
-        "branch": _chosen(stages.order.branches, ["party", "feed", "start", "end"]),
+        "branch": chosen(stages.order.branches, ["party", "feed", "start", "end"]),
         "control_cut": _control_cuts(stages),
         "malformed": _malformed(rejects),
         "root": _renamed(pa.concat_tables([ROOTS.empty_table(), *found]), {"root": "bytes"}),
@@ -366,10 +379,10 @@ def _party_rows(job: Job, stages: _Stages, rejects: Rows, roots: list[NamedFile]
 
 def _control_cuts(stages: _Stages) -> Rows:
     """How far control is folded; a child party's control is its parent's."""
-    names = _chosen(stages.rows["parties"], ["party", "root"])
-    cuts = _renamed(_chosen(stages.rows["cuts"], ["party", "feed", "length", "link"]), {"party": "root"})
+    names = chosen(stages.rows["parties"], ["party", "root"])
+    cuts = _renamed(chosen(stages.rows["cuts"], ["party", "feed", "length", "link"]), {"party": "root"})
     joined = names.join(cuts, "root", join_type="inner") if isinstance(names, pa.Table) else names.join(cuts, "root")
-    return _chosen(joined, ["party", "feed", "length", "link"])
+    return chosen(joined, ["party", "feed", "length", "link"])
 
 
 def _last_rows(job: Job, keys: frozenset[bytes]) -> pa.Table:
@@ -453,10 +466,6 @@ def _with_cuts(before: Rows | None, bases: Bases, cuts_of: Callable[[Bases], pa.
     return before.select(*cuts.column_names).unionByName(as_frame(before.sparkSession, cuts))
 
 
-def _chosen(rows: Rows, names: list[str]) -> Rows:
-    return rows.select(names) if isinstance(rows, pa.Table) else rows.select(*names)
-
-
 def _data(rows: Rows, names: list[str]) -> Rows:
     """Rows of data feeds."""
     if isinstance(rows, pa.Table):
@@ -498,9 +507,3 @@ def _dated(rows: Rows, commit: int) -> Rows:
     from pyspark.sql import functions as f
 
     return rows.withColumn("commit", f.lit(commit).cast("long"))
-
-
-def _converted(rows: Rows, task: Converting, schema: pa.Schema) -> Rows:
-    if isinstance(rows, pa.Table):
-        return pa.Table.from_batches(task(iter(rows.combine_chunks().to_batches())), schema)
-    return mapped(rows, task, schema)

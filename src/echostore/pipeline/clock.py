@@ -17,6 +17,8 @@ class Told:
     rows: int = 0
     rows_before: int = 0
     """Of the stage that ran in the same job before it."""
+    seconds_before: float | None = None
+    """What that one took; None where Spark knows."""
 
 
 class Clock:
@@ -38,9 +40,11 @@ class Clock:
         finally:
             seconds = time.perf_counter() - started
             if before:
-                share = self._share_before(first)
-                self._add(before, told.rows_before, seconds * share)
-                seconds *= 1 - share
+                earlier = told.seconds_before
+                if earlier is None:
+                    earlier = seconds * self._share_before(first)
+                self._add(before, told.rows_before, earlier)
+                seconds -= earlier
             self._add(name, told.rows, seconds)
         if self._note is not None:
             self._note(f"{name}: {told.rows:,} rows in {seconds:.1f} s")

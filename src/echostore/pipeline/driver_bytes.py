@@ -21,7 +21,7 @@ def status_of_stages(spark: Any) -> Iterator[Any]:
 
 
 class DriverBytes:
-    """Counts what tasks sent to the driver since it was made."""
+    """Counts what tasks sent to the driver since it was made. Without Spark there is no driver apart from the tasks."""
 
     def __init__(self, spark: Any) -> None:
         self._spark = spark
@@ -33,7 +33,7 @@ class DriverBytes:
         return self._total() - self._before
 
     def _total(self) -> int:
-        for stage in status_of_stages(self._spark):
+        for stage in () if self._spark is None else status_of_stages(self._spark):
             number = stage.stageId()
             self._seen[number] = max(self._seen.get(number, 0), stage.resultSize())
         return sum(self._seen.values())

@@ -8,6 +8,7 @@ path of a file with Spark's own words.
 import contextlib
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,14 +71,17 @@ def of(error: Exception, words: Path) -> EchoError:
 
 def is_sparks(error: Exception) -> bool:
     """Whether Spark raised it."""
+    if "pyspark" not in sys.modules:  # a run without Spark does not load it to find that out
+        return False
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     return isinstance(error, Py4JError | PySparkException)
 
 
-def of_a_party(error: Exception) -> EchoError | None:
-    """The error, if somebody's blocks can be its cause; None when it is the engine's or the run's."""
+def of_a_party(error: Exception, *, tasks_here: bool = False) -> EchoError | None:
+    """The error, if somebody's blocks can be its cause; None when it is the engine's or the run's. `tasks_here`: whether
+    tasks run in this process, so that what they raise arrives as it is."""
     if is_sparks(error):
         raised = of(error, Path())
         # A Python exception in a worker is somebody's blocks; what else goes wrong in Spark is Spark's.
@@ -86,7 +90,10 @@ def of_a_party(error: Exception) -> EchoError | None:
         return None if isinstance(raised, StorageFailed) else raised
     if isinstance(error, EchoError):
         return None if isinstance(error, CommitLost | StorageFailed | EngineFailed | UsageError) else error
-    return EchoError(f"{type(error).__name__}: {error}") if isinstance(error, AssertionError | ValueError) else None
+    if isinstance(error, MemoryError | OSError):
+        return None
+    blamed = tasks_here or isinstance(error, AssertionError | ValueError)
+    return EchoError(f"{type(error).__name__}: {error}") if blamed else None
 
 
 def _why(text: str) -> str:

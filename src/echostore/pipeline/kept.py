@@ -16,8 +16,8 @@ from echostore.pipeline.output.files import read_table
 from echostore.pipeline.output.record import Commit, NamedFile
 from echostore.pipeline.output.writing import NAMED, Collect, Place, named_files, named_rows
 from echostore.pipeline.schemas import ADMISSION, CUTS, REJECTS
-from echostore.pipeline.stages.by_party import HERE_ROWS_MAX, Rows
-from echostore.pipeline.stages.frames import frame_of, mapped
+from echostore.pipeline.stages.by_party import HERE_ROWS_MAX
+from echostore.pipeline.stages.frames import Rows, frame_of, mapped, repartitioned
 from echostore.pipeline.stages.standing import STANDING
 
 COMMIT = pa.field("commit", pa.int64(), nullable=False)
@@ -43,7 +43,7 @@ def kept_rows(
     chosen = pa.table(
         {"party": pa.array(list(builds), pa.binary()), "commit": pa.array(list(builds.values()), pa.int64())}
     )
-    if sum(file.rows for file in files) <= HERE_ROWS_MAX:
+    if spark is None or sum(file.rows for file in files) <= HERE_ROWS_MAX:
         rows = pa.concat_tables([read_table(out, file, schema) for file in files])
         return rows.join(chosen, ["party", "commit"], join_type="left semi").select(schema.names).cast(schema)
     frame = frame_of(spark, pa.Table.from_batches([named_rows({kind: files})]))
@@ -82,7 +82,7 @@ def forget_parties(
     if not named or not parties:
         return tuple(named)
     frame = frame_of(spark, pa.Table.from_batches([named_rows({kind: named})]))
-    rows = mapped(frame.repartition(min(len(named), 64)), _Forgetting(place, kind, schema, parties), NAMED)
+    rows = mapped(repartitioned(frame, min(len(named), 64)), _Forgetting(place, kind, schema, parties), NAMED)
     return tuple(named_files(collect(rows)).get(kind, ()))
 
 

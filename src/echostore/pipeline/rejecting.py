@@ -18,8 +18,8 @@ from echostore.pipeline.output.files import read_table
 from echostore.pipeline.output.record import NamedFile
 from echostore.pipeline.output.writing import named_rows
 from echostore.pipeline.schemas import REJECTS
-from echostore.pipeline.stages.by_party import HERE_ROWS_MAX, Rows, as_frame
-from echostore.pipeline.stages.frames import frame_of, mapped
+from echostore.pipeline.stages.by_party import HERE_ROWS_MAX
+from echostore.pipeline.stages.frames import Rows, as_frame, frame_of, mapped
 from echostore.pipeline.stages.reduce import LACKING, Outcome
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def all_rejects(
     fresh = outcome.files.get("rejects", [])
     history = {(bytes(party), bytes(item)) for party, item in outcome.again.history}
     parts = (of_order, of_control, *(() if before is None else (before,)))
-    few = sum(file.rows for file in fresh) <= HERE_ROWS_MAX
+    few = job.spark is None or sum(file.rows for file in fresh) <= HERE_ROWS_MAX
     if few and all(isinstance(part, pa.Table) for part in parts):
         lasting = [read_table(job.out, file, REJECTS) for file in fresh]
         if before is not None:

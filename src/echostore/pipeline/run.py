@@ -1,4 +1,4 @@
-"""run: from a lake to a commit. What `echostore pipeline run` does, on a Spark session that is given.
+"""run: from a lake to a commit. What `echostore pipeline run` does, on a Spark session that is given, or without one.
 
     what is stale ──► an attempt ──► builds ──► one commit ──► garbage of lost attempts
 
@@ -7,12 +7,13 @@ says what is wrong, and everybody else is built. What concerns the engine and no
 was first) ends the run, with nothing committed.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from echostore.kernel.errors import Corrupt, EchoError, EngineFailed, NotFound, UsageError
 from echostore.kernel.ids import FeedId, PartyKey
@@ -35,6 +36,7 @@ from echostore.pipeline.output.table_schemas import DEFAULT_TABLES, PARTIES, RUN
 from echostore.pipeline.output.writing import Place
 from echostore.pipeline.parties import chosen_parties
 from echostore.pipeline.stages.control import Limit, fold_control
+from echostore.pipeline.stages.frames import chosen, collected, gathered
 from echostore.pipeline.staleness import NOWHERE, Stale, check_same_lake, lake_point, stale_parties
 
 Note = Callable[[str], None]
@@ -103,30 +105,76 @@ def chosen_tables(text: str | None) -> tuple[str, ...]:
     return names
 
 
-def check_request(request: RunRequest) -> None:
-    """Refuse what can't be done before an engine is started for it."""
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """What a run has to do, found out of the lake's log and the last commit without an engine."""
+
+    request: RunRequest
+    version: LakeVersion
+    models: list[str]
+    base: Commit | None
+    wanted: list[bytes] | None
+    """Parties that are asked for; None: all."""
+    stale: Stale
+
+    @property
+    def unchanged(self) -> "RunResult | None":
+        """The answer where nothing is new: the newest commit."""
+        if self.base is None or not self.stale.nothing:
+            return None
+        return RunResult(out=self.request.out, record=self.base, new=False, wanted=self.shown, failed=0, driver_bytes=0)
+
+    @property
+    def shown(self) -> frozenset[bytes] | None:
+        return None if self.wanted is None else frozenset(self.wanted)
+
+    def blocks(self) -> int:
+        """How long all feeds are of the parties that are to be built, with what was built of them before: whatever has
+        to be read again is no more than that. Blocks that the lake has no more count too: their items are in an epoch."""
+        runs = self.version.runs()
+        if self.base is not None and self.stale.roots is not None:
+            known = {result.party: result.root_party for result in party_results(self.request.out, self.base)}
+            built = {party for party, root in known.items() if root in self.stale.roots}
+            inside = pc.is_in(
+                runs["party"], pa.array(sorted(built | self.stale.roots | self.stale.unknown), pa.binary())
+            )
+            # Whose child an unknown party is, all of control has to be folded to tell.
+            runs = runs.filter(pc.or_(inside, runs["control"]) if self._needs_all_control else inside)
+        lengths = runs.group_by(["party", "feed"]).aggregate([("end", "max")])
+        return int(pc.sum(lengths["end_max"]).as_py() or 0)
+
+    @property
+    def _needs_all_control(self) -> bool:
+        return bool(self.stale.unknown) or self.request.at is not None
+
+
+def plan_run(request: RunRequest) -> RunPlan:
+    """Find out what is to be done, and refuse what can't be, before an engine is started for it."""
     check_folder(request.out, "output")
-    known_models(request.models)
-    lake = Lake.open(request.lake)
-    base, _ = reading.newest(request.out)
-    if base is not None:
-        check_same_lake(lake, base)
-    chosen_parties(lake.at(), request.parties)
-
-
-def run_pipeline(spark: Any, request: RunRequest, *, note: Note | None = None, step: Step = no_step) -> RunResult:
-    """Build what is stale and commit it. Without anything stale, the newest commit is the answer."""
-    lake = Lake.open(request.lake)
-    version = lake.at()
     models = known_models(request.models)
+    lake = Lake.open(request.lake)
     base, _ = reading.newest(request.out)
     if base is not None:
         check_same_lake(lake, base)
-    limits, wanted = _asked(spark, request, version)
-    stale = _stale(request, base, version, wanted, models)
-    shown = None if wanted is None else frozenset(wanted)
-    if stale.nothing and base is not None:
-        return RunResult(out=request.out, record=base, new=False, wanted=shown, failed=0, driver_bytes=0)
+    version = lake.at()
+    wanted = chosen_parties(version, request.parties)
+    if request.at is not None:
+        if wanted is not None and wanted != [request.at.party]:
+            raise UsageError("the anchor names another party than --party")
+        wanted = [request.at.party]
+    return RunPlan(request, version, models, base, wanted, _stale(request, base, version, wanted, models))
+
+
+def run_pipeline(
+    spark: Any | None, request: RunRequest, *, note: Note | None = None, step: Step = no_step
+) -> RunResult:
+    """Build what is stale and commit it, on Spark or, without a session, in this process. Without anything stale, the
+    newest commit is the answer."""
+    plan = plan_run(request)
+    if (unchanged := plan.unchanged) is not None:
+        return unchanged
+    version, models, base, stale = plan.version, plan.models, plan.base, plan.stale
+    limits = _limits(spark, request, version)
     counter = DriverBytes(spark)
     clock = Clock(spark, note)
     with Attempt.begin(request.out, step=step) as attempt:
@@ -139,7 +187,7 @@ def run_pipeline(spark: Any, request: RunRequest, *, note: Note | None = None, s
             place=Place(str(request.out), attempt.folder),
             models=request.models,
             tables=request.tables,
-            collect=lambda frame: list(frame.collect()),
+            collect=collected,
             clock=clock,
             limits=limits,
             at=request.at.text if request.at else "",
@@ -158,59 +206,62 @@ def run_pipeline(spark: Any, request: RunRequest, *, note: Note | None = None, s
             told.rows = sum(
                 file.rows for named in files.values() for file in named if file.path.startswith(attempt.folder)
             )
-        collected = counter.since()
-        if collected > DRIVER_BYTES_MAX:
+        driver_bytes = counter.since()
+        if driver_bytes > DRIVER_BYTES_MAX:
             raise EngineFailed(
-                f"{collected >> 20} MiB came to the driver, where {DRIVER_BYTES_MAX >> 20} are the most it may be",
+                f"{driver_bytes >> 20} MiB came to the driver, where {DRIVER_BYTES_MAX >> 20} are the most it may be",
                 next_step="Build fewer parties at a time with --party.",
             )
         if "runs" in request.tables:
             files.setdefault(table_kind("runs"), []).extend(attempt.write(table_kind("runs"), RUNS, [_run_rows(job)]))
-        complete = wanted is None and request.at is None
+        complete = plan.wanted is None
         record = attempt.commit(
             files=files,
-            lake=lake_point(lake, version.version) if complete else base.lake if base else NOWHERE,
+            lake=lake_point(version.lake, version.version) if complete else base.lake if base else NOWHERE,
             stages=clock.times(),
             settings={"tables": list(request.tables), "known_models": models, "at": job.at},
             totals=totals(request.out, files["parties"]),
         )
     _collect(request.out, note)
     return RunResult(
-        out=request.out, record=record, new=True, wanted=shown, failed=len(failures), driver_bytes=collected
+        out=request.out, record=record, new=True, wanted=plan.shown, failed=len(failures), driver_bytes=driver_bytes
     )
 
 
 # what is asked for
 
 
-def _asked(spark: Any, request: RunRequest, version: LakeVersion) -> tuple[dict[PartyKey, Limit], list[bytes] | None]:
-    """The limits of an anchor, and the parties that are wanted; None for all."""
-    wanted = chosen_parties(version, request.parties)
+def _limits(spark: Any | None, request: RunRequest, version: LakeVersion) -> dict[PartyKey, Limit]:
+    """The limits of an anchor."""
     at = request.at
     if at is None:
-        return {}, wanted
-    if wanted is not None and wanted != [at.party]:
-        raise UsageError("the anchor names another party than --party")
+        return {}
     root = _root_of(spark, version, at.party)
     limits = {PartyKey(at.party): Limit(at.data, at.control)}
     if root != at.party:
         # Control is the parent's; its data is not looked at.
         limits[PartyKey(root)] = Limit({}, at.control)
         limits[PartyKey(at.party)] = Limit(at.data)
-    return limits, [at.party]
+    return limits
 
 
-def _root_of(spark: Any, version: LakeVersion, party: bytes) -> bytes:
+def _root_of(spark: Any | None, version: LakeVersion, party: bytes) -> bytes:
     if len(version.runs(parties=[party], control=True)):
         return party
-    control = fold_control(spark, version, [party], hurt={})
+    for child, root in _roots_known(spark, version, [party]).items():
+        if child == party:
+            return root
+    raise NotFound(f"no party {party.hex()[:16]} is in the lake")
+
+
+def _roots_known(spark: Any | None, version: LakeVersion, parties: Collection[bytes]) -> dict[bytes, bytes]:
+    """Whose control each party has, of these and of those that are folded with them."""
+    control = fold_control(spark, version, parties, hurt={})
     try:
-        frame = control.parties
-        for row in frame.filter(frame["party"] == pa.scalar(party).as_py()).select("root").collect():
-            return bytes(row["root"])
+        rows = gathered(chosen(control.rows["parties"], ["party", "root"])).to_pylist()
     finally:
         control.close()
-    raise NotFound(f"no party {party.hex()[:16]} is in the lake")
+    return {row["party"]: row["root"] for row in rows}
 
 
 def _stale(
@@ -234,12 +285,8 @@ def _with_children(job: Job, stale: Stale) -> tuple[Stale, frozenset[bytes]]:
     if stale.roots is None or not candidates:
         return stale, frozenset()
     # A parent whose control state is damaged is told by its own build; its children are not found till then.
-    control = fold_control(job.spark, job.version, candidates, hurt={})
-    try:
-        rows = control.parties.select("party", "root").toArrow().to_pylist()
-    finally:
-        control.close()
-    roots = {row["party"]: row["root"] for row in rows if row["party"] in candidates}
+    every = _roots_known(job.spark, job.version, candidates)
+    roots = {party: root for party, root in every.items() if party in candidates}
     return Stale(stale.roots | frozenset(roots.values()), stale.anew), candidates - roots.keys()
 
 
@@ -271,8 +318,16 @@ def _build_apart(job: Job, stale: Stale) -> tuple[list[Built], list[_Failure]]:
             continue
         try:
             done.append(build(job, parties, stale.anew))
+        except MemoryError as error:
+            if job.spark is not None:
+                raise
+            raise EngineFailed(
+                "This process ran out of memory.",
+                unchanged=engine_errors.UNCHANGED,
+                next_step="Run it with --engine spark, which reads the lake in parts.",
+            ) from error
         except Exception as error:
-            typed = engine_errors.of_a_party(error)
+            typed = engine_errors.of_a_party(error, tasks_here=job.spark is None)
             every = _roots(job.version) if parties is None else parties
             if typed is None or not every:
                 raise

@@ -31,6 +31,14 @@ from echostore.store.durable_file import file_error
 Tell = Callable[[int, int], None]
 """(tasks done, tasks known): how far the running jobs are."""
 
+Step = Callable[[str], None]
+"""Told before each step of the start, by what it does."""
+
+
+def no_step(text: str) -> None:
+    """What steps are told to where nobody looks."""
+
+
 MEMORY_MIN = 512 << 20
 """Spark refuses a heap below 450 MiB."""
 MEMORY_DEFAULT_MAX = 2 << 30
@@ -72,13 +80,16 @@ class SparkOptions:
 
 
 @contextlib.contextmanager
-def spark_session(name: str, options: SparkOptions | None = None, *, tell: Tell | None = None) -> Iterator[Any]:
-    """A session for the block. Spark's exceptions leave it as typed errors. `tell` hears of progress."""
+def spark_session(
+    name: str, options: SparkOptions | None = None, *, tell: Tell | None = None, step: Step = no_step
+) -> Iterator[Any]:
+    """A session for the block. Spark's exceptions leave it as typed errors. `step` hears how its start goes on, `tell` how
+    its jobs do."""
     options = options or SparkOptions()
     before = signal.getsignal(signal.SIGINT)
-    with _termination_interrupts(), _scratch() as scratch, _quiet_gateway():
+    with termination_interrupts(), _scratch() as scratch, _quiet_gateway():
         words = scratch / "spark.log"
-        spark = _started(name, options, scratch, words)
+        spark = _started(name, options, scratch, words, step)
         try:
             with _interruption_wins(), engine_errors.typed(words), _watched(spark, tell):
                 yield spark
@@ -169,9 +180,11 @@ def heap(options: SparkOptions) -> int:
 # starting
 
 
-def _started(name: str, options: SparkOptions, scratch: Path, words: Path) -> Any:
+def _started(name: str, options: SparkOptions, scratch: Path, words: Path, step: Step) -> Any:
+    step(f"checking the master {options.master} and memory")
     check_master(options.master)
     memory = heap(options)
+    step("looking for Java")
     java, home = find_java(), spark_home()
     local = options.master.startswith("local")
     os.environ.update(
@@ -185,6 +198,7 @@ def _started(name: str, options: SparkOptions, scratch: Path, words: Path) -> An
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     if options.short:
         os.environ["SPARK_LAUNCHER_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    step("loading PySpark")
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
@@ -195,7 +209,9 @@ def _started(name: str, options: SparkOptions, scratch: Path, words: Path) -> An
         conf.set(key, value)
     try:
         if SparkContext._gateway is None:  # the JVM outlives sessions; a second one reuses it
+            step("starting Java")
             _launch(conf, words)
+        step("opening the session")
         return SparkSession(SparkContext(conf=conf))
     except EchoError:
         raise
@@ -305,7 +321,7 @@ def _scratch() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _termination_interrupts() -> Iterator[None]:
+def termination_interrupts() -> Iterator[None]:
     """SIGTERM is like ^C: a process that ends at once leaves its folder, with all that was shuffled, behind."""
     if (
         threading.current_thread() is not threading.main_thread()

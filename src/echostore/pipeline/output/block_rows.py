@@ -17,24 +17,31 @@ from echostore.pipeline.lake.reading import read_rows
 from echostore.pipeline.output.item_rows import hex_texts, repeated
 from echostore.pipeline.output.table_schemas import BLOCKS, MESSAGES, MOMENT
 from echostore.pipeline.schemas import RUNS
-from echostore.pipeline.stages.frames import frame_of, mapped
+from echostore.pipeline.stages.frames import Rows, frame_of, mapped, repartitioned, width_of
 from echostore.pipeline.stages.message_columns import read_columns
 
 APPLIED, REJECTED, WAITING = "applied", "rejected", "waiting"
 
 TASK_BLOCKS = 200_000
 
+READER = "reader"
+_RUN_COLUMNS = ["party", "feed", "control", "start", "end", "file", "row"]
+
 _FIRST_MS, _LAST_MS = -62_135_596_800_000, 253_402_300_799_999
 """Moments that tables can show; a writer's clock may say anything."""
 
 
-def block_table(spark: Any, lake: str, runs: pa.Table, commit: int) -> Any:
+def block_table(spark: Any, lake: str, runs: pa.Table, commit: int) -> Rows:
     """Rows of the table blocks for runs of a lake."""
     return mapped(_spread(spark, runs), _Blocks(lake, commit), BLOCKS)
 
 
-def message_table(spark: Any, lake: str, runs: pa.Table, control: Any, order: Any, commit: int) -> Any:
+def message_table(spark: Any, lake: str, runs: pa.Table, control: Any, order: Any, commit: int) -> Rows:
     """Rows of the table messages for data runs of a lake, with what became of them."""
+    if spark is None:
+        return mapped(
+            _judged_runs(runs, control.rows["admission"], order.rows["cuts"]), _Messages(lake, commit), MESSAGES
+        )
     from pyspark.sql import functions as f
 
     cuts = order.cuts.filter("NOT control").select("party", "feed", "length", "held", "state")
@@ -44,8 +51,39 @@ def message_table(spark: Any, lake: str, runs: pa.Table, control: Any, order: An
     return mapped(frame, _Messages(lake, commit), MESSAGES)
 
 
-def without_malformed(messages: Any, refused: Any) -> Any:
+_JUDGED = pa.schema(
+    [
+        *(RUNS.field(name) for name in _RUN_COLUMNS),
+        pa.field("length", pa.int64()),
+        pa.field("held", pa.int64()),
+        pa.field("state", pa.string()),
+        pa.field("intervals", pa.list_(pa.struct([("start", pa.int64()), ("end", pa.int64())]))),
+    ]
+)
+"""Runs, with where their feed is cut and which of its blocks count."""
+
+
+def _judged_runs(runs: pa.Table, admission: pa.Table, cuts: pa.Table) -> pa.Table:
+    """What `message_table` joins in Spark, of tables."""
+    ends = {(row["party"], row["feed"]): row for row in cuts.to_pylist() if not row["control"]}
+    intervals: dict[tuple[bytes, bytes], list[dict[str, Any]]] = {}
+    for row in admission.to_pylist():
+        if not row["control"] and row["role"] not in (None, READER):
+            found = intervals.setdefault((row["party"], row["feed"]), [])
+            found.append({"start": row["start"], "end": row["end"]})
+    rows = []
+    for run in runs.select(_RUN_COLUMNS).to_pylist():
+        place = (run["party"], run["feed"])
+        cut = ends.get(place, {})
+        told = {name: cut.get(name) for name in ("length", "held", "state")}
+        rows.append({**run, **told, "intervals": intervals.get(place)})
+    return pa.Table.from_pylist(rows, _JUDGED)
+
+
+def without_malformed(messages: Rows, refused: Rows) -> Rows:
     """Messages that were refused as a whole (`party, feed, seq`, with feed ids) are no longer called applied."""
+    if isinstance(messages, pa.Table):
+        return _marked_refused(messages, refused)
     from pyspark.sql import functions as f
 
     marked = refused.select(
@@ -61,11 +99,27 @@ def without_malformed(messages: Any, refused: Any) -> Any:
     return joined.withColumn("state", state).select(*MESSAGES.names)
 
 
-def _spread(spark: Any, runs: pa.Table) -> Any:
+def _marked_refused(messages: pa.Table, refused: pa.Table) -> pa.Table:
+    """The same of tables."""
+    names = ("party", "feed", "seq")
+    places = {
+        (party.hex(), feed.hex(), seq)
+        for party, feed, seq in zip(*(refused[n].to_pylist() for n in names), strict=True)
+    }
+    if not places:
+        return messages
+    columns = zip(*(messages[name].to_pylist() for name in (*names, "state")), strict=True)
+    states = [
+        REJECTED if (party, feed[: 2 * FEED_ID_BYTES], seq) in places else state for party, feed, seq, state in columns
+    ]
+    at = messages.column_names.index("state")
+    return messages.set_column(at, MESSAGES.field("state"), pa.array(states, pa.string()))
+
+
+def _spread(spark: Any, runs: pa.Table) -> Rows:
     blocks = int((runs["end"].to_numpy() - runs["start"].to_numpy()).sum())
-    tasks = max(2 * int(spark.sparkContext.defaultParallelism), blocks // TASK_BLOCKS)
-    frame = frame_of(spark, runs.cast(RUNS).select(["party", "feed", "control", "start", "end", "file", "row"]))
-    return frame.repartition(tasks, "file", "row")
+    tasks = max(2 * width_of(spark), blocks // TASK_BLOCKS)
+    return repartitioned(frame_of(spark, runs.cast(RUNS).select(_RUN_COLUMNS)), tasks, "file", "row")
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from echostore.pipeline.output.files import checked_path, read_table
 from echostore.pipeline.output.record import NamedFile
 from echostore.pipeline.output.writing import NAMED, Collect, Place, named_files, named_rows
 from echostore.pipeline.schemas import PLACE_TOPS, STATE_INDEX
-from echostore.pipeline.stages.frames import frame_of, mapped
+from echostore.pipeline.stages.frames import frame_of, mapped, repartitioned
 
 SMALL_BYTES = 4 << 20
 FILES_MAX = 64
@@ -58,7 +58,7 @@ def merge_small_files(
         chosen = list(named) if kind in REPLACED else small
         together = kind in REPLACED - BY_BUILD
         parts = 1 if together else max(1, sum(file.bytes for file in chosen) // MERGED_BYTES)
-        frame = frame_of(spark, pa.Table.from_batches([named_rows({kind: chosen})])).repartition(int(parts))
+        frame = repartitioned(frame_of(spark, pa.Table.from_batches([named_rows({kind: chosen})])), int(parts))
         task = _Merging(place, kind, _noted(place, builds) if kind in BY_BUILD else None)
         made = named_files(collect(mapped(frame, task, NAMED))).get(kind, [])
         merged[kind] = [file for file in named if file not in set(chosen)] + made

@@ -19,7 +19,7 @@ from echostore.pipeline.output.table_schemas import PLACEMENTS
 from echostore.pipeline.output.writing import named_rows
 from echostore.pipeline.schemas import ITEM_STATES, MOVES
 from echostore.pipeline.stages.by_party import parties, together
-from echostore.pipeline.stages.frames import frame_of, mapped
+from echostore.pipeline.stages.frames import Rows, chosen, frame_of, gathered, mapped, repartitioned, united
 
 _PARTS = pa.schema(
     [
@@ -38,22 +38,37 @@ def placements(
     states: Mapping[NamedFile, int],
     wanted: frozenset[bytes],
     commit: int,
-) -> Any | None:
+) -> Rows | None:
     """Rows of PLACEMENTS of the wanted parties. `states` are files of item states with their turns."""
     named = list(moves)
     if not named:
         return None
     frame = frame_of(spark, pa.Table.from_batches([named_rows({"moves": named})]))
-    moved = mapped(frame.repartition(min(len(named), 64)), _Reading(out, tuple(sorted(wanted)), None), _PARTS)
-    having = [bytes(row["party"]) for row in moved.filter("kind >= 0").select("party").distinct().collect()]
+    moved = mapped(repartitioned(frame, min(len(named), 64)), _Reading(out, tuple(sorted(wanted)), None), _PARTS)
+    having = _moving_parties(moved)
     if not having:
         return None
     files = list(states)
     frame = frame_of(spark, pa.Table.from_batches([named_rows({"states": files})]))
     turns = {file.path: turn for file, turn in states.items()}
-    heads = mapped(frame.repartition(min(len(files), 64)), _Reading(out, tuple(sorted(having)), turns), _PARTS)
-    every = moved.filter(moved["party"].isin(*having)).unionByName(heads)
+    heads = mapped(repartitioned(frame, min(len(files), 64)), _Reading(out, tuple(sorted(having)), turns), _PARTS)
+    every = united(_of_parties(moved, having), heads)
     return mapped(together(every, min(len(having), 64)), _Placing(commit), PLACEMENTS)
+
+
+def _moving_parties(moved: Rows) -> list[bytes]:
+    """Parties of which a move stands, or did."""
+    if isinstance(moved, pa.Table):
+        found = moved.filter(pc.greater_equal(moved["kind"], 0))["party"].unique()
+    else:
+        found = gathered(chosen(moved.filter("kind >= 0"), ["party"]).distinct())["party"]
+    return sorted(found.to_pylist())
+
+
+def _of_parties(rows: Rows, parties: list[bytes]) -> Rows:
+    if isinstance(rows, pa.Table):
+        return rows.filter(pc.is_in(rows["party"], pa.array(parties, pa.binary())))
+    return rows.filter(rows["party"].isin(*parties))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from echostore.pipeline.output.record import NamedFile
 from echostore.pipeline.output.table_schemas import ITEMS, LINKS, PROPERTIES, table_kind
 from echostore.pipeline.schemas import ITEM_STATES
 from echostore.pipeline.stages.bundles import BUNDLES, packed
-from echostore.pipeline.stages.frames import frame_of, mapped
+from echostore.pipeline.stages.frames import Rows, chosen, frame_of, mapped, repartitioned, width_of
 
 NAMED = pa.schema(
     [
@@ -68,25 +68,25 @@ def named_files(rows: Iterable[Any]) -> dict[str, list[NamedFile]]:
     return found
 
 
-def write_frame(frame: Any, place: Place, kind: str, schema: pa.Schema, collect: Collect) -> list[NamedFile]:
-    """Write a DataFrame as files of one kind, one or more for each of its partitions."""
-    rows = collect(mapped(frame.select(*schema.names), _WritingRows(place, kind, schema), NAMED))
-    return named_files(rows).get(kind, [])
+def write_frame(rows: Rows, place: Place, kind: str, schema: pa.Schema, collect: Collect) -> list[NamedFile]:
+    """Write rows as files of one kind, one or more for each of their partitions."""
+    named = collect(mapped(chosen(rows, schema.names), _WritingRows(place, kind, schema), NAMED))
+    return named_files(named).get(kind, [])
 
 
 def write_frames(
-    spark: Any, place: Place, frames: Mapping[str, tuple[Any, pa.Schema]], collect: Collect, *, apart: bool = False
+    spark: Any, place: Place, frames: Mapping[str, tuple[Rows, pa.Schema]], collect: Collect, *, apart: bool = False
 ) -> dict[str, list[NamedFile]]:
-    """Write DataFrames as files of their kinds. Small ones in one job, with few files each; `apart`: a job for each, and
+    """Write rows as files of their kinds. Small ones in one job, with few files each; `apart`: a job for each, and
     files by partition."""
-    if apart:
+    if apart or spark is None:
         return {kind: write_frame(frame, place, kind, schema, collect) for kind, (frame, schema) in frames.items()}
     bundled = None
     for kind, (frame, schema) in frames.items():
         rows = mapped(frame.select(*schema.names), _Bundling(kind), BUNDLES)
         bundled = rows if bundled is None else bundled.unionByName(rows)
     schemas = tuple((kind, schema) for kind, (_, schema) in frames.items())
-    few = bundled.coalesce(max(1, int(spark.sparkContext.defaultParallelism)))  # type: ignore[union-attr]  # not empty
+    few = bundled.coalesce(width_of(spark))  # type: ignore[union-attr]  # not empty
     return named_files(collect(mapped(few, _WritingBundles(place, schemas), NAMED)))
 
 
@@ -139,9 +139,9 @@ def write_item_tables(
     if not named or not wanted:
         return {}
     frame = frame_of(spark, pa.Table.from_batches([named_rows({"states": named})]))
-    tasks = min(len(named), 8 * int(spark.sparkContext.defaultParallelism))
+    tasks = min(len(named), 8 * width_of(spark))
     task = WritingTables(place, commit, models, wanted, superseded or {})
-    return named_files(collect(mapped(frame.repartition(tasks), task, NAMED)))
+    return named_files(collect(mapped(repartitioned(frame, tasks), task, NAMED)))
 
 
 ITEM_TABLES = {"items": ITEMS, "properties": PROPERTIES, "links": LINKS}

@@ -11,16 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from echostore.pipeline.stages.frames import Task, frame_of, mapped
+from echostore.pipeline.stages.frames import Rows, Task, as_frame, gathered, mapped, repartitioned, sorted_within
 
 PARTY_TASK_BYTES = 16 << 20
 """What one task takes of tables that are small per party."""
 
 HERE_ROWS_MAX = 100_000
 """Up to so many rows about pieces, feeds or buckets are gathered on the driver: some 20 MB."""
-
-Rows = Any
-"""A table here (pa.Table), or a DataFrame of Spark."""
 
 
 def run_by_party(spark: Any, parts: Mapping[str, Rows], task: Task, schema: pa.Schema, tasks: int) -> Rows:
@@ -40,11 +37,7 @@ def run_by_party(spark: Any, parts: Mapping[str, Rows], task: Task, schema: pa.S
 
 def together(frame: Any, partitions: int) -> Any:
     """The frame with all rows of a party in one partition, side by side."""
-    return frame.repartition(partitions, "party").sortWithinPartitions("party")
-
-
-def as_frame(spark: Any, rows: Rows) -> Any:
-    return frame_of(spark, rows) if isinstance(rows, pa.Table) else rows
+    return sorted_within(repartitioned(frame, partitions, "party"), "party")
 
 
 class Tables:
@@ -59,16 +52,6 @@ class Tables:
         if name not in self._frames:
             self._frames[name] = as_frame(self.spark, self.rows[name])
         return self._frames[name]
-
-
-def gathered(rows: Rows) -> pa.Table:
-    return rows if isinstance(rows, pa.Table) else rows.toArrow()
-
-
-def released(rows: Rows) -> None:
-    """Frees what Spark keeps of a result."""
-    if not isinstance(rows, pa.Table):
-        rows.unpersist()
 
 
 def parties(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[bytes, pa.Table]]:

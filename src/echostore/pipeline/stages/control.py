@@ -26,8 +26,8 @@ from echostore.kernel.reasons import Reason
 from echostore.pipeline import schemas
 from echostore.pipeline.lake.control_floors import floor_at, floors_of
 from echostore.pipeline.stages.bundles import BUNDLES, Bundler, unbundled
-from echostore.pipeline.stages.by_party import PARTY_TASK_BYTES, Rows, Tables, parties, released, together
-from echostore.pipeline.stages.frames import frame_of, mapped
+from echostore.pipeline.stages.by_party import PARTY_TASK_BYTES, Tables, parties, together
+from echostore.pipeline.stages.frames import Rows, frame_of, mapped, released, width_of
 from echostore.pipeline.stages.holding import HeldPiece, Stretch, hold
 from echostore.pipeline.stages.party_fold import ControlFeed, FoldedParty, fold_party
 from echostore.pipeline.stages.planning import BUCKET, BUCKET_BITS, NO_FILE, Before, plan_pieces
@@ -129,8 +129,8 @@ def fold_control(
 ) -> ControlTables:
     """Fold the control feeds of parties, or of all; child parties come with their parents.
 
-    A wanted party without control feeds of its own may be a child of any other: then all parties are folded. Up to
-    `here_bytes_max` of them the work is done where this is called, and the tables are here. A party whose control state
+    A wanted party without control feeds of its own may be a child of any other: then all parties are folded. Without
+    Spark, and up to `here_bytes_max` of them, the work is done where this is called, and the tables are here. A party whose control state
     in the lake is damaged is Corrupt; with `hurt` it is noted there and left out.
     """
     runs = lake_version.runs(parties=parties, control=True)
@@ -139,10 +139,10 @@ def fold_control(
     pieces = _planned(str(lake_version.lake.path), runs, limits or {}, hurt)
     total = int(runs["bytes"].to_numpy().sum())
     lake = str(lake_version.lake.path)
-    if total <= here_bytes_max:
+    if spark is None or total <= here_bytes_max:
         bundles = _bundles_here(lake, pieces)
     else:
-        tasks = max(int(spark.sparkContext.defaultParallelism), total // PARTY_TASK_BYTES)
+        tasks = max(width_of(spark), total // PARTY_TASK_BYTES)
         bundles = mapped(together(frame_of(spark, pieces), tasks), _Folding(lake), BUNDLES).persist()
     tables = {name: unbundled(bundles, name, schema) for name, schema in TABLES.items()}
     return ControlTables(spark, tables, bundles)

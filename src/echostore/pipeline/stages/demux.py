@@ -35,8 +35,7 @@ from echostore.pipeline.schemas import (
     RUNS,
     SLICES,
 )
-from echostore.pipeline.stages.by_party import Rows, as_frame
-from echostore.pipeline.stages.frames import frame_of, mapped
+from echostore.pipeline.stages.frames import Rows, as_frame, frame_of, mapped
 from echostore.pipeline.stages.operation_columns import TOUCHED, Operations, concerned, read_operations, rows_table
 from echostore.pipeline.stages.parcels import bucket_nibbles, pack, parcels_batch, report
 from echostore.pipeline.stages.property_columns import combine, item_halves

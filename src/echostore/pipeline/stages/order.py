@@ -28,17 +28,9 @@ from echostore.kernel.reasons import Reason
 from echostore.pipeline import schemas
 from echostore.pipeline.stages import asserted
 from echostore.pipeline.stages.bundles import BUNDLES, unbundled
-from echostore.pipeline.stages.by_party import (
-    HERE_ROWS_MAX,
-    Rows,
-    Tables,
-    as_frame,
-    gathered,
-    released,
-    run_by_party,
-)
+from echostore.pipeline.stages.by_party import HERE_ROWS_MAX, Tables, run_by_party
 from echostore.pipeline.stages.control import ControlTables, Limits
-from echostore.pipeline.stages.frames import frame_of, mapped
+from echostore.pipeline.stages.frames import Rows, as_frame, frame_of, gathered, mapped, released, width_of
 from echostore.pipeline.stages.lookups import look_up
 from echostore.pipeline.stages.party_steps import JUDGING, Judging, holding, walking
 from echostore.pipeline.stages.planning import BUCKET_BITS, Before, Floors, Place, Plan, plan_pieces
@@ -106,12 +98,12 @@ def order_blocks(
     """
     lake = str(lake_version.lake.path)
     admission = _of_data(control.rows["admission"], ["party", "feed", "start", "end", "role"])
-    runs, unadmitted = split_admitted(lake_version.runs(parties=_wanted(control, parties), control=False), admission)
-    width = int(spark.sparkContext.defaultParallelism)
+    runs, unadmitted = split_admitted(wanted_runs(lake_version, control, parties), admission)
+    width = width_of(spark)
     plan = plan_pieces(
         runs,
         before=_before(previous),
-        limits=_limits(runs, limits or {}, admission),
+        limits=limits_of(runs, limits or {}, admission),
         floors=floors,
         tasks_min=2 * width,
     )
@@ -156,6 +148,12 @@ def order_blocks(
 
 
 # what is wanted
+
+
+def wanted_runs(lake_version: Any, control: ControlTables, parties: Collection[bytes] | None) -> pa.Table:
+    """The data runs of some parties and their children, or of all."""
+    found: pa.Table = lake_version.runs(parties=_wanted(control, parties), control=False)
+    return found
 
 
 def _wanted(control: ControlTables, parties: Collection[bytes] | None) -> list[bytes] | None:
@@ -208,7 +206,8 @@ def _before(previous: Rows | None) -> dict[Place, Before]:
     }
 
 
-def _limits(runs: pa.Table, limits: Limits, admission: pa.Table) -> Mapping[Place, int]:
+def limits_of(runs: pa.Table, limits: Limits, admission: pa.Table) -> Mapping[Place, int]:
+    """Of how many blocks of each feed a job wants to know, where it is about a moment of a party."""
     if not limits:
         return {}
     counted: dict[Place, list[tuple[int, int | None]]] = {}

@@ -1,11 +1,11 @@
-"""order, inside one task: what `stages.order` does on Spark, for parties of which little is new.
+"""order, in one process: what `stages.order` does on Spark, for a small lake and for parties of which little is new.
 
-A micro-batch of a stream has a few thousand blocks, and a dozen Spark jobs would cost more than all the work in them. The
-steps are the same functions of Arrow batches in the same order; only what Spark joins and shuffles there is joined and
-sorted here.
+A micro-batch of a stream has a few thousand blocks, as has a small lake, and a dozen Spark jobs would cost more than all
+the work in them. The steps are the same functions of Arrow batches in the same order; only what Spark joins and shuffles
+there is joined and sorted here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,16 +18,20 @@ from echostore.pipeline import schemas
 from echostore.pipeline.stages import asserted
 from echostore.pipeline.stages.bundles import BUNDLES, unbundled
 from echostore.pipeline.stages.by_party import run_by_party
+from echostore.pipeline.stages.control import ControlTables, Limits
 from echostore.pipeline.stages.lookups import sorted_lookup
 from echostore.pipeline.stages.order import (
     NOT_OF_PIECES,
+    OrderTables,
     as_rejects,
     as_targets,
     bases_of,
     feeds_in,
     floor_columns,
     known_pieces,
+    limits_of,
     split_admitted,
+    wanted_runs,
 )
 from echostore.pipeline.stages.party_steps import Judging, holding, walking
 from echostore.pipeline.stages.planning import Before, Floors, Place, Plan, plan_pieces
@@ -44,13 +48,46 @@ class OrderRows:
     timeframe: pa.Table
     rejects: pa.Table
     unheld: pa.Table
+    branches: pa.Table
     plan: Plan
+    rounds: int
 
 
-def plan_here(runs: pa.Table, admission: pa.Table, previous: pa.Table | None, floors: Floors | None = None) -> Plan:
-    """Which stretches of data runs are new. `admission` is ADMISSION, `previous` the CUTS so far, and `floors` the cuts of
-    epochs that parties stand on."""
-    return plan_pieces(split_admitted(runs, _standing(admission))[0], before=_before(previous), floors=floors)
+def order_blocks_here(
+    lake_version: Any,
+    control: ControlTables,
+    parties: Collection[bytes] | None = None,
+    limits: Limits | None = None,
+    previous: pa.Table | None = None,
+    floors: Floors | None = None,
+) -> OrderTables:
+    """The same as `stages.order.order_blocks`, without Spark. The tables of control are here."""
+    admission = control.rows["admission"]
+    runs = wanted_runs(lake_version, control, parties)
+    found = order_here(
+        str(lake_version.lake.path),
+        runs,
+        admission,
+        control.rows["targets"],
+        previous,
+        floors,
+        limits=limits_of(runs, limits or {}, _standing(admission)),
+    )
+    names = ("cuts", "timeframe", "rejects", "unheld", "branches")
+    return OrderTables(None, {name: getattr(found, name) for name in names}, found.plan, found.rounds, ())
+
+
+def plan_here(
+    runs: pa.Table,
+    admission: pa.Table,
+    previous: pa.Table | None,
+    floors: Floors | None = None,
+    limits: Mapping[Place, int] | None = None,
+) -> Plan:
+    """Which stretches of data runs are new. `admission` is ADMISSION, `previous` the CUTS so far, `floors` the cuts of
+    epochs that parties stand on, and `limits` how many blocks of a feed are wanted."""
+    admitted = split_admitted(runs, _standing(admission))[0]
+    return plan_pieces(admitted, before=_before(previous), limits=limits, floors=floors)
 
 
 def fresh_pieces(plan: Plan) -> pa.Table:
@@ -66,10 +103,11 @@ def order_here(
     previous: pa.Table | None,
     floors: Floors | None = None,
     verified: pa.Table | None = None,
+    limits: Mapping[Place, int] | None = None,
 ) -> OrderRows:
     """Order data runs. `verified` is VERIFIED of the fresh pieces of `plan_here`, where others have verified them."""
     standing = _standing(admission)
-    plan = plan_here(runs, admission, previous, floors)
+    plan = plan_here(runs, admission, previous, floors, limits)
     runs, unadmitted = split_admitted(runs, standing)
     base = _base(previous, plan)
     if verified is None:
@@ -82,7 +120,7 @@ def order_here(
     ends = named.select(["party", "feed", "piece", *Row._fields, "last_link"])
     twigs = run_by_party(None, {"held": held, "named": ends, "base": base}, walking, schemas.TWIGS, 0)
     cutting = Cutting.of(twigs)
-    _close(cutting, named, held, twigs)
+    rounds = _close(cutting, named, held, twigs)
     cuts = cutting.table()
     parts = {
         "feed": feeds_in(runs, plan),
@@ -103,7 +141,9 @@ def order_here(
         timeframe=unbundled(judged, "timeframe", schemas.TIMEFRAME),
         rejects=pa.concat_tables([rejects, not_held]),
         unheld=unheld,
+        branches=held.filter(pc.invert(held["main"])).select(["party", "feed", "start", "end"]),
         plan=plan,
+        rounds=rounds,
     )
 
 
@@ -154,16 +194,19 @@ def _look_up(
 # cutting
 
 
-def _close(cutting: Cutting, named: pa.Table, held: pa.Table, twigs: pa.Table) -> None:
-    """Lower cuts until no block needs one beyond a cut."""
+def _close(cutting: Cutting, named: pa.Table, held: pa.Table, twigs: pa.Table) -> int:
+    """Lower cuts until no block needs one beyond a cut; returns how many rounds it took."""
     changed = cutting.start()
     if not changed:
-        return
+        return 0
     twig_rows = {row["twig"]: row for row in twigs.select(Twig._fields).to_pylist()}
     places = {row["piece"]: twig_rows[row["twig"]] for row in held.select(["piece", "twig"]).to_pylist()}
     rows = named.select(["piece", "seqs", "named_seqs", "twigs", "first_twig", "last_named"]).to_pylist()
+    rounds = 0
     while changed:
+        rounds += 1
         changed = cutting.lower(list(_round(rows, places, changed)))
+    return rounds
 
 
 def _round(rows: list[dict[str, Any]], places: dict[int, dict[str, Any]], changed: dict[int, int]) -> Iterator[Twig]:

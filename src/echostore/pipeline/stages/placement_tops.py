@@ -25,10 +25,18 @@ from echostore.pipeline.output.files import checked_path, read_table
 from echostore.pipeline.output.record import NamedFile
 from echostore.pipeline.output.writing import NAMED, Collect, Place, named_files, named_rows
 from echostore.pipeline.schemas import BLOBS, PARCELS, PLACE_CHANGES, PLACE_LISTS, PLACE_TOPS
-from echostore.pipeline.stages.by_party import Rows, as_frame
 from echostore.pipeline.stages.demux import messages_by_party
 from echostore.pipeline.stages.fold_rounds import Again
-from echostore.pipeline.stages.frames import frame_of, mapped
+from echostore.pipeline.stages.frames import (
+    Rows,
+    as_frame,
+    frame_of,
+    mapped,
+    repartitioned,
+    sorted_within,
+    united,
+    width_of,
+)
 from echostore.pipeline.stages.operation_columns import rows_table
 from echostore.pipeline.stages.parcels import bucket_nibbles, parcels_batch
 from echostore.pipeline.stages.placement_changes import AGAIN, without_void
@@ -91,11 +99,10 @@ def renew_placements(inputs: PlacementInputs, turn: int) -> Files:
     names = frame_of(inputs.spark, pa.Table.from_batches([named_rows({"place_changes": inputs.changes})]))
     scratch = None if again is None else write_arrow(inputs.place, "again", again)
     dealing = Dealing(inputs.place.out, inputs.turn, scratch)
-    work = mapped(names.repartition(min(len(inputs.changes), 64)), dealing, PARCELS)
-    width = int(inputs.spark.sparkContext.defaultParallelism)
-    tasks = max(width, min(4096, sum(file.rows for file in inputs.changes) // TASK_CHANGES))
-    work = work if notes is None else work.unionByName(notes)
-    work = by_task(work, tasks).sortWithinPartitions("party", "bucket")
+    work = mapped(repartitioned(names, min(len(inputs.changes), 64)), dealing, PARCELS)
+    tasks = max(width_of(inputs.spark), min(4096, sum(file.rows for file in inputs.changes) // TASK_CHANGES))
+    work = work if notes is None else united(work, notes)
+    work = sorted_within(by_task(work, tasks), "party", "bucket")
     return named_files(inputs.collect(mapped(work, Placing(inputs.place, turn), NAMED)))
 
 

@@ -38,10 +38,10 @@ from echostore.pipeline.schemas import (
     SLICES,
     STATE_INDEX,
 )
-from echostore.pipeline.stages.by_party import HERE_ROWS_MAX, Rows, as_frame
+from echostore.pipeline.stages.by_party import HERE_ROWS_MAX
 from echostore.pipeline.stages.demux import Demux, demultiplex, messages_by_party, plan_slices
 from echostore.pipeline.stages.fold_rounds import Again, Findings, Items, Round, flagged, run_rounds
-from echostore.pipeline.stages.frames import frame_of, mapped
+from echostore.pipeline.stages.frames import Rows, as_frame, frame_of, mapped, sorted_within, width_of
 from echostore.pipeline.stages.move_rows import party_moves
 from echostore.pipeline.stages.operation_columns import CREATED, GONE, LACKED, PLACED, WANTED, rows_table
 from echostore.pipeline.stages.parcel_chunks import chunks_of, notes_in
@@ -121,6 +121,8 @@ class Outcome:
     again: Again
     blocks: int
     rounds: int
+    demux_s: float | None = None
+    """What of the time went to demultiplexing; None where Spark counts it."""
 
 
 def reduce_items(inputs: Inputs, engine: "SparkEngine | None" = None) -> Outcome:
@@ -131,7 +133,7 @@ def reduce_items(inputs: Inputs, engine: "SparkEngine | None" = None) -> Outcome
     if again.rounds:
         for kind, schema in (("rejects", REJECTS), ("moves", MOVES)):
             files[kind] = _without_superseded(inputs, engine.rounds, kind, schema, again)
-    return Outcome(files, again, engine.blocks, len(engine.rounds))
+    return Outcome(files, again, engine.blocks, len(engine.rounds), engine.demux_s)
 
 
 _KEPT = ("states", "state_index", "rejects", "moves", "blobs", "tops", "place_changes")
@@ -144,6 +146,8 @@ class SparkEngine:
         self.inputs = inputs
         self.rounds: list[dict[str, list[NamedFile]]] = []
         self.blocks = 0
+        self.demux_s: float | None = None if inputs.spark is not None else 0.0
+        """Seconds of demultiplexing, where Spark does not count them."""
         self._refolded: set[tuple[bytes, bytes]] = set()
 
     def run(self, round: Round) -> Findings:
@@ -176,7 +180,7 @@ class SparkEngine:
             lake=given.lake,
             bases=self._scratch("bases", given.bases.rows) if given.bases else None,
         )
-        sorted_parcels = by_task(parcels, tasks).sortWithinPartitions("party", "bucket")
+        sorted_parcels = sorted_within(by_task(parcels, tasks), "party", "bucket")
         return self._found(round, named_files(given.collect(mapped(sorted_parcels, task, NAMED))))
 
     def _found(self, round: Round, files: dict[str, list[NamedFile]]) -> Findings:
@@ -246,7 +250,7 @@ class SparkEngine:
     def _tasks(self, slices: Rows) -> int:
         rows = slices if isinstance(slices, pa.Table) else self.inputs.runs
         blocks = int(pc.sum(pc.subtract(rows["end"], rows["start"])).as_py() or 0)
-        width = int(self.inputs.spark.sparkContext.defaultParallelism)
+        width = width_of(self.inputs.spark)
         return width * min(4096, max(1, -(-blocks // (TASK_BLOCKS * width))))
 
     def _moved_slices(self) -> Any:
@@ -399,8 +403,10 @@ def _halves(item: bytes) -> tuple[int, int]:
 # tasks
 
 
-def by_task(parcels: Any, tasks: int) -> Any:
+def by_task(parcels: Rows, tasks: int) -> Rows:
     """Parcels dealt out to tasks: neighbouring buckets of a large party together, because they lie together in files."""
+    if isinstance(parcels, pa.Table):
+        return parcels
     from pyspark.sql import functions as f
 
     share = f"coalesce(floor(conv(bucket, 16, 10) * {tasks}L / pow(16, length(bucket))), 0L)"

@@ -1,9 +1,10 @@
-"""reduce, inside one task: the rounds of `stages.reduce` for parties of which little is new.
+"""reduce, in one process: the rounds of `stages.reduce` for a small lake, and for parties of which little is new.
 
 The tasks are those of the batch (`Demux`, `Reducing`) over the same parcels; what Spark joins and shuffles there is a few
 dictionaries and one sort here. Inputs hold tables where they hold DataFrames for Spark.
 """
 
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -30,6 +31,7 @@ from echostore.pipeline.stages.reduce import (
     reduce_items,
     wanted_parcels,
 )
+from echostore.pipeline.stages.subtrees import latest_tops, tops_parcels
 
 HISTORY_BLOCKS_MAX = 200_000
 """Where items have to be folded from their whole past, blocks that a task reads for it; more is a job for Spark."""
@@ -43,15 +45,21 @@ class TooMuchHistory(Exception):
 
 
 def reduce_here(inputs: Inputs) -> Outcome:
-    """Reduce what is new, here."""
+    """Reduce what is new, here: for a stream, which leaves subtrees and long pasts to the next run."""
     return reduce_items(inputs, HereEngine(inputs))
 
 
-class HereEngine(SparkEngine):
-    """Runs rounds where it is called."""
+def reduce_whole_here(inputs: Inputs) -> Outcome:
+    """Reduce what is new, here, with all that a run makes of it on Spark: subtrees, changes of placements, any past."""
+    return reduce_items(inputs, HereEngine(inputs, of_run=True))
 
-    def __init__(self, inputs: Inputs) -> None:
+
+class HereEngine(SparkEngine):
+    """Runs rounds where it is called. `of_run`: for a run, and not for a step of a stream."""
+
+    def __init__(self, inputs: Inputs, *, of_run: bool = False) -> None:
         super().__init__(inputs)
+        self._of_run = of_run
         cuts = inputs.cuts.filter(pc.invert(inputs.cuts["control"]))
         self._cuts = {(row["party"], row["feed"]): row for row in cuts.to_pylist() if row["length"]}
         self._messages: dict[bytes, int] = defaultdict(int)
@@ -60,7 +68,11 @@ class HereEngine(SparkEngine):
 
     def run(self, round: Round) -> Findings:
         given = self.inputs
-        if round.history and sum(self._messages[party] for party in round.wanted or ()) > HISTORY_BLOCKS_MAX:
+        if (
+            not self._of_run
+            and round.history
+            and sum(self._messages[party] for party in round.wanted or ()) > HISTORY_BLOCKS_MAX
+        ):
             raise TooMuchHistory
         wanted = None if round.wanted is None else self._scratch("wanted", items_table(round.wanted))
         demuxes = [(Demux(given.lake, given.place, wanted), self._slices(round))]
@@ -73,6 +85,8 @@ class HereEngine(SparkEngine):
             None if wanted is None else self._scratch("absent", items_table(round.absent)),
             None if wanted is None else self._scratch("admission", self._admission(round)),
             round.history,
+            trees=self._of_run and wanted is None and given.trees,
+            places=self._of_run,
             lake=given.lake,
             bases=self._scratch("bases", given.bases.rows) if given.bases else None,
         )
@@ -81,7 +95,9 @@ class HereEngine(SparkEngine):
 
     def carry_out(self, demuxes: list[tuple[Demux, list[dict[str, Any]]]], more: pa.Table, task: Reducing) -> Files:
         """Slices into parcels, and all parcels through the reducer; the files that it wrote, by kind."""
+        started = time.perf_counter()
         found = [pa.Table.from_batches(demux(_batches(slices)), PARCELS) for demux, slices in demuxes]
+        self.demux_s = (self.demux_s or 0.0) + time.perf_counter() - started
         rows = [row for batch in task(by_bucket([*found, more])) for row in batch.to_pylist()]
         return named_files(rows)
 
@@ -149,7 +165,12 @@ class HereEngine(SparkEngine):
         if round.wanted is not None:
             depth = {bytes(party): bucket_nibbles(self._messages[party]) for party in round.wanted}
             yield pa.RecordBatch.from_pylist(list(wanted_parcels(round.wanted, depth)), PARCELS)
-        elif given.lacking_before is not None:
+            return
+        if self._of_run and given.trees:
+            nibbles = {party: bucket_nibbles(count) for party, count in self._messages.items()}
+            tops = tops_parcels(latest_tops(given.place.out, given.tops_before, nibbles))
+            yield pa.RecordBatch.from_pylist(tops, PARCELS)
+        if given.lacking_before is not None:
             rows = given.lacking_before.filter(
                 pc.is_in(given.lacking_before["party"], pa.array(list(self._messages), pa.binary()))
             )

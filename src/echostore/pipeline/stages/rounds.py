@@ -15,8 +15,7 @@ import pyarrow as pa
 
 from echostore.kernel.ids import LINK_PREFIX_BYTES
 from echostore.pipeline import schemas
-from echostore.pipeline.stages.by_party import Rows, as_frame, gathered
-from echostore.pipeline.stages.frames import frame_of, mapped
+from echostore.pipeline.stages.frames import Rows, as_frame, frame_of, gathered, mapped
 
 CUT_TWIGS = pa.schema([schemas.TWIGS.field(name) for name in ("party", "feed", "twig", "cut")])
 """The twigs that stop before their end."""

@@ -23,7 +23,7 @@ from echostore.pipeline.output.files import read_table
 from echostore.pipeline.output.record import NamedFile
 from echostore.pipeline.output.writing import NAMED, Collect, Place, named_files, named_rows
 from echostore.pipeline.schemas import BLOBS, ITEM_STATES, MOVES, PLACE_CHANGES, STATE_INDEX
-from echostore.pipeline.stages.frames import frame_of, mapped
+from echostore.pipeline.stages.frames import frame_of, mapped, sorted_within, width_of
 from echostore.pipeline.stages.operation_columns import rows_table
 from echostore.pipeline.stages.parcels import bucket_nibbles
 from echostore.pipeline.stages.placement_changes import PLACE_COLUMNS, place_changes
@@ -75,8 +75,11 @@ def seed(
             row["party"]: {**row, "nibbles": bucket_nibbles(now.get(row["party"], 0))} for row in bases.rows.to_pylist()
         }
         rows += [{**standing[party], **bucket} for party, bucket in before.buckets(known) if party in standing]
-    tasks = min(len(rows), 4 * int(spark.sparkContext.defaultParallelism))
-    frame = frame_of(spark, pa.Table.from_pylist(rows, SEEDS)).repartitionByRange(tasks, "party", "bucket")
+    frame = frame_of(spark, pa.Table.from_pylist(rows, SEEDS))
+    if spark is None:
+        frame = sorted_within(frame, "party", "bucket")
+    else:
+        frame = frame.repartitionByRange(min(len(rows), 4 * width_of(spark)), "party", "bucket")
     return named_files(collect(mapped(frame, Seeding(bases.lake, place, turn), NAMED)))
 
 

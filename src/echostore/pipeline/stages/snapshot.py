@@ -29,10 +29,10 @@ from echostore.pipeline.output.files import read_table
 from echostore.pipeline.output.record import NamedFile
 from echostore.pipeline.output.writing import NAMED, Collect, Place, named_files, named_rows
 from echostore.pipeline.schemas import BLOBS, MOVES, PARCELS, PLACE_TOPS, ROOTS, STATE_INDEX, TOPS
-from echostore.pipeline.stages.by_party import HERE_ROWS_MAX, Rows, as_frame
+from echostore.pipeline.stages.by_party import HERE_ROWS_MAX
 from echostore.pipeline.stages.demux import messages_by_party
 from echostore.pipeline.stages.fold_rounds import NEVER_AGAIN, Again
-from echostore.pipeline.stages.frames import frame_of, mapped
+from echostore.pipeline.stages.frames import Rows, as_frame, frame_of, mapped, sorted_within, width_of
 from echostore.pipeline.stages.move_rows import party_moves
 from echostore.pipeline.stages.operation_columns import rows_table
 from echostore.pipeline.stages.parcels import bucket_nibbles, packed, parcels_batch, unpacked
@@ -94,6 +94,8 @@ class SnapshotInputs:
     @property
     def here(self) -> bool:
         """Whether what is known of parties and buckets is on the driver."""
+        if self.spark is None:
+            return True
         tables = all(isinstance(rows, pa.Table) for rows in (self.parties, self.timeframe, self.cuts))
         files = (*self.index, *self.tops, *self.moves, *self.place_tops)
         return tables and not self.anew and sum(file.rows for file in files) <= HERE_ROWS_MAX
@@ -112,7 +114,7 @@ def build_snapshots(inputs: SnapshotInputs) -> Snapshots:
     trees = _renew_trees(inputs) if inputs.here else _build_trees(inputs)
     places = renew_placements(_placement_inputs(inputs), inputs.turn + TURNS - 1)
     tops = _Tops((*inputs.tops, *trees.get("tops", ())), (*inputs.place_tops, *places.get("place_tops", ())))
-    here = inputs.here and len(inputs.parties) <= HERE_PARTIES_MAX
+    here = inputs.spark is None or (inputs.here and len(inputs.parties) <= HERE_PARTIES_MAX)
     roots = _roots_here(inputs, tops) if here else _build_roots(inputs, tops)
     files: dict[str, list[NamedFile]] = defaultdict(list)
     for found in (trees, places, roots):
@@ -164,8 +166,7 @@ def _renew_trees(inputs: SnapshotInputs) -> dict[str, list[NamedFile]]:
     if not stale:
         return {}
     work = [each for each in (*parcels, *tops_parcels(tops)) if (each["party"], each["bucket"]) in stale]
-    width = int(inputs.spark.sparkContext.defaultParallelism)
-    return _trees_of(inputs, frame_of(inputs.spark, parcels_table(work)), width)
+    return _trees_of(inputs, frame_of(inputs.spark, parcels_table(work)), width_of(inputs.spark))
 
 
 def _named(file: NamedFile) -> dict[str, Any]:
@@ -188,12 +189,12 @@ def _build_trees(inputs: SnapshotInputs) -> dict[str, list[NamedFile]]:
     tops = _tops_frame(inputs, inputs.tops)
     if tops is not None:
         work = work.unionByName(mapped(tops.join(totals, "party"), tops_to_parcels, PARCELS))
-    tasks = max(int(spark.sparkContext.defaultParallelism), min(4096, len(inputs.index)))
+    tasks = max(width_of(spark), min(4096, len(inputs.index)))
     return _trees_of(inputs, work, tasks)
 
 
 def _trees_of(inputs: SnapshotInputs, work: Any, tasks: int) -> dict[str, list[NamedFile]]:
-    work = by_task(work, tasks).sortWithinPartitions("party", "bucket")
+    work = sorted_within(by_task(work, tasks), "party", "bucket")
     return named_files(inputs.collect(mapped(work, BuildingTrees(inputs.place, inputs.turn + TURNS - 1), NAMED)))
 
 
@@ -406,7 +407,7 @@ def _build_roots(inputs: SnapshotInputs, tops: _Tops) -> dict[str, list[NamedFil
             moves = moves.filter((moves["turn"] >= inputs.turn) | ~moves["party"].isin(*sorted(inputs.anew)))
         grouped = mapped(moves, pack_rows, _PARTY_ROWS).groupBy("party").agg(f.collect_list("data").alias("moves"))
         frame = frame.join(grouped, "party", "left")
-    tasks = int(spark.sparkContext.defaultParallelism)
+    tasks = width_of(spark)
     task = BuildingRoots(inputs.place, inputs.models)
     return named_files(inputs.collect(mapped(frame.repartition(tasks, "party"), task, NAMED)))
 

@@ -39,7 +39,7 @@ from echostore.pipeline.lake.bases import has_base, open_base
 from echostore.pipeline.models import model_factory
 from echostore.pipeline.schemas import CUTS
 from echostore.pipeline.stages.asserted import Said, pack_asserted
-from echostore.pipeline.stages.by_party import Rows, gathered
+from echostore.pipeline.stages.frames import Rows, gathered
 from echostore.pipeline.stages.planning import Before, Place
 from echostore.wire.base_epoch import BaseEpoch, BaseName
 
