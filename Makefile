@@ -107,7 +107,7 @@ lock: setup ## resolve pyproject.toml again and rewrite requirements.lock (keeps
 	@echo "lock: resolving pyproject.toml into requirements.lock (minutes where hashes are new)"
 	@cd $(ROOT) && $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --no-annotate --no-header \
 	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options \
-	  --extra arrow --extra pipeline --extra web --extra lan --extra metrics --extra dev --output-file requirements.lock $(ARGS) pyproject.toml
+	  --extra arrow --extra pipeline --extra sql --extra web --extra lan --extra metrics --extra dev --output-file requirements.lock $(ARGS) pyproject.toml
 	@$(PY) -c 'import pathlib, sys; p = pathlib.Path(sys.argv[1]); p.write_text("".join(l for l in p.read_text().splitlines(True) if l.strip() and l.lstrip()[0] != "\x23"))' $(LOCK)
 	@if grep -nE '://|^-|(index-url|find-links|trusted-host)|@ ' $(LOCK); then echo "lock: requirements.lock names an address, see above" >&2; exit 1; fi
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from echostore.peer.items import Item
     from echostore.peer.party import Party
     from echostore.peer.peer import Peer
+    from echostore.pipeline.output.tables import read_tables
     from echostore.thin.thin_party import connect
 
 __version__ = "0.1.0"
@@ -32,6 +33,7 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "aio": ("echostore.peer.aio", None),
     "open": ("echostore.peer.doorstep", "open_peer"),
     "connect": ("echostore.thin.thin_party", "connect"),
+    "read_tables": ("echostore.pipeline.output.tables", "read_tables"),
     "Peer": ("echostore.peer.peer", "Peer"),
     "Party": ("echostore.peer.party", "Party"),
     "Item": ("echostore.peer.items", "Item"),
@@ -42,7 +44,20 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "field": ("echostore.kernel.query.expressions", "field"),
 }
 
-__all__ = ["Anchor", "BlobRef", "EchoError", "Item", "Party", "Peer", "Reference", "aio", "connect", "field", "open"]
+__all__ = [
+    "Anchor",
+    "BlobRef",
+    "EchoError",
+    "Item",
+    "Party",
+    "Peer",
+    "Reference",
+    "aio",
+    "connect",
+    "field",
+    "open",
+    "read_tables",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -225,7 +225,7 @@ def test_one_party_of_a_thousand_touches_two_percent_of_the_bytes(lake: Lake) ->
     """As Spark reads it: the filter is pushed to the source, and every byte of log, runs and blocks is counted."""
     from pyspark.sql.datasource import EqualTo
 
-    from echostore.pipeline.source.blocks_source import BlocksReader, Settings
+    from echostore.pipeline.source.blocks_source import FilteredBlocksReader, Settings
 
     LakeWriter(lake).write(many_parties(1000, 60, 300, noise=150))
     total = sum(path.stat().st_size for path in lake.path.rglob("*") if path.is_file())
@@ -252,7 +252,7 @@ def test_one_party_of_a_thousand_touches_two_percent_of_the_bytes(lake: Lake) ->
         for number in (0, 500, 999):
             touched = sum(path.stat().st_size for path in (lake.path / "log").iterdir())
             forget_files()
-            reader = BlocksReader(Settings.of({"lake": str(lake.path)}))
+            reader = FilteredBlocksReader(Settings.of({"lake": str(lake.path)}))
             assert list(reader.pushFilters([EqualTo(("party",), bytes(party_key(number)))])) == []
             rows = sum(batch.num_rows for part in reader.partitions() for batch in reader.read(part))
             assert rows == 62

@@ -21,7 +21,7 @@ from echostore.pipeline.lake.publish import publish
 from echostore.pipeline.lake.reading import forget_files
 from echostore.pipeline.lake.strands import Run, Strands, Tip
 from echostore.pipeline.source import planning, register, timeframes
-from echostore.pipeline.source.blocks_source import BlocksReader, Settings
+from echostore.pipeline.source.blocks_source import FilteredBlocksReader, Settings
 from echostore.pipeline.source.timeframes import from_offset, to_offset
 from echostore.pipeline.source.views import Chosen, HomeView, LakeView, View
 from feed_builder import Writer, payloads
@@ -117,7 +117,7 @@ def test_a_pushed_filter_leaves_files_unread() -> None:
     """What a reader keeps of filters is what the lake is asked for; test_lake measures the bytes of that."""
     from pyspark.sql.datasource import EqualTo, GreaterThan, In, IsNotNull, LessThanOrEqual
 
-    reader = BlocksReader(Settings.of({"lake": "x"}))
+    reader = FilteredBlocksReader(Settings.of({"lake": "x"}))
     keys = [bytes(party_key(n)) for n in (1, 2)]
     asked = [
         In(("party",), tuple(keys)),

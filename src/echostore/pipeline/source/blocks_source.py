@@ -1,4 +1,4 @@
-"""The Python data source itself: what Spark calls, on the driver and in workers.
+"""Blocks as a data source of Spark: what Spark calls, on the driver and in workers, by way of `pyspark_echostore`.
 
 Options: `lake` or `home` (a folder, one of them), `version` of a lake; `party`, `feed` (hex keys, several with commas),
 `control` (true or false); for streams `maxBlocksPerTrigger`, and `afterVersion` of a lake: a stream without a checkpoint
@@ -100,11 +100,11 @@ class BlocksPartition(InputPartition):
 
 
 class BlocksSource(DataSource):
-    """Format "echostore"."""
+    """Blocks of a lake or a home. `filters`: whether reading takes them, which a session has to allow."""
 
-    @classmethod
-    def name(cls) -> str:
-        return "echostore"
+    def __init__(self, options: dict[str, str], *, filters: bool) -> None:
+        super().__init__(options)
+        self._filters = filters
 
     def schema(self) -> StructType:
         return StructType([StructField(each.name, _TYPES[each.type], each.nullable) for each in schemas.BLOCKS])
@@ -114,7 +114,7 @@ class BlocksSource(DataSource):
         settings = Settings.of(self.options)
         if settings.blocks_max is not None or settings.after_version is not None:
             raise UsageError("maxBlocksPerTrigger and afterVersion are for streams")
-        return BlocksReader(settings)
+        return FilteredBlocksReader(settings) if self._filters else BlocksReader(settings)
 
     def streamReader(self, schema: StructType) -> "BlocksStream":  # noqa: N802  # Spark's name
         _check_schema(schema, self.schema())
@@ -125,12 +125,24 @@ class BlocksSource(DataSource):
 
 
 class BlocksReader(DataSourceReader):
-    """All blocks at one moment, less what filters leave out."""
+    """All blocks at one moment."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._chosen = settings.chosen
         self._seqs = SeqRange()
+
+    def partitions(self) -> Sequence[InputPartition]:
+        view = self._settings.view(self._chosen)
+        stretches = planning.between(view, {}, planning.newest(view), self._seqs)
+        return [BlocksPartition(group) for group in planning.partitions(stretches)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(partition)
+
+
+class FilteredBlocksReader(BlocksReader):
+    """The same, less what filters leave out."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802  # Spark's name
         """Take what can be answered by not reading; the rest is Spark's."""
@@ -189,14 +201,6 @@ class BlocksReader(DataSourceReader):
             self._seqs = SeqRange(low, high)
             return True
         return False
-
-    def partitions(self) -> Sequence[InputPartition]:
-        view = self._settings.view(self._chosen)
-        stretches = planning.between(view, {}, planning.newest(view), self._seqs)
-        return [BlocksPartition(group) for group in planning.partitions(stretches)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _read(partition)
 
 
 class BlocksStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
