@@ -15,15 +15,21 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from echostore import errors
     from echostore.kernel.errors import EchoError
     from echostore.kernel.query.expressions import field
     from echostore.kernel.values import BlobRef, Reference
     from echostore.peer import aio
     from echostore.peer.anchors import Anchor
     from echostore.peer.doorstep import open_peer as open
+    from echostore.peer.item_kinds import ArrayItem, CustomItem, LogItem, PropertySetItem, TextItem
     from echostore.peer.items import Item
     from echostore.peer.party import Party
     from echostore.peer.peer import Peer
+    from echostore.peer.query import Query
+    from echostore.peer.receipts import Receipt
+    from echostore.peer.snapshots import Snapshot
+    from echostore.peer.streams import Stream
     from echostore.pipeline.output.tables import read_tables
     from echostore.thin.thin_party import connect
 
@@ -37,7 +43,17 @@ _HOMES: dict[str, tuple[str, str | None]] = {
     "Peer": ("echostore.peer.peer", "Peer"),
     "Party": ("echostore.peer.party", "Party"),
     "Item": ("echostore.peer.items", "Item"),
+    "ArrayItem": ("echostore.peer.item_kinds", "ArrayItem"),
+    "CustomItem": ("echostore.peer.item_kinds", "CustomItem"),
+    "LogItem": ("echostore.peer.item_kinds", "LogItem"),
+    "PropertySetItem": ("echostore.peer.item_kinds", "PropertySetItem"),
+    "TextItem": ("echostore.peer.item_kinds", "TextItem"),
+    "Query": ("echostore.peer.query", "Query"),
+    "Receipt": ("echostore.peer.receipts", "Receipt"),
+    "Snapshot": ("echostore.peer.snapshots", "Snapshot"),
+    "Stream": ("echostore.peer.streams", "Stream"),
     "Anchor": ("echostore.peer.anchors", "Anchor"),
+    "errors": ("echostore.errors", None),
     "EchoError": ("echostore.kernel.errors", "EchoError"),
     "Reference": ("echostore.kernel.values", "Reference"),
     "BlobRef": ("echostore.kernel.values", "BlobRef"),
@@ -46,14 +62,24 @@ _HOMES: dict[str, tuple[str, str | None]] = {
 
 __all__ = [
     "Anchor",
+    "ArrayItem",
     "BlobRef",
+    "CustomItem",
     "EchoError",
     "Item",
+    "LogItem",
     "Party",
     "Peer",
+    "PropertySetItem",
+    "Query",
+    "Receipt",
     "Reference",
+    "Snapshot",
+    "Stream",
+    "TextItem",
     "aio",
     "connect",
+    "errors",
     "field",
     "open",
     "read_tables",

@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 
 from echostore.cli.options import OPTIONS, Options, examples
 from echostore.cli.output import Output, flush_results
-from echostore.kernel.errors import NotFound, Unreachable, UsageError
+from echostore.kernel.errors import EchoError, NotFound, Unreachable, UsageError
 
 app = App(
     name="edge",
@@ -68,6 +68,8 @@ async def _run(output: Output, listen: str, up: tuple[str, ...], capability: byt
         output.document(fields, [url, *([told] if told else [])])
         flush_results()
         await stop.wait()
+    except EchoError:
+        raise
     except OSError as error:
         raise Unreachable(
             f"the edge can't listen: {error.strerror or error}", next_step="Name another address."
@@ -84,6 +86,8 @@ def _capability(path: Path) -> bytes:
     try:
         data = capability_from_text(path.read_text(encoding="utf-8", errors="replace"))
         read_capability(data)
+    except EchoError:
+        raise
     except FileNotFoundError:
         raise NotFound(f"there is no file {path}", next_step="`echostore party capability issue > FILE`") from None
     except OSError as error:

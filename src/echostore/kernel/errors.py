@@ -3,6 +3,9 @@
 Every error has a stable code, says what happened and what to do next. `unchanged` says what stayed as it was, or what did
 not. It has no default: only who raises in the midst of a change knows, and after reading there is nothing to say. Bad input
 from other peers never raises these; it becomes a listed rejection with a `Reason`.
+
+
+class NotFound(EchoError):
 """
 
 NOTHING_CHANGED = "Nothing was changed."
@@ -28,38 +31,39 @@ class EchoError(Exception):
         self.next_step = next_step
 
 
-class UsageError(EchoError):
+class UsageError(EchoError, ValueError):
     """The call makes no sense: wrong type, wrong argument."""
 
     code = "E-USAGE"
     exit_status = 2
 
 
-class ReadOnlyValue(UsageError, TypeError):
-    """A list or map that was read is changed: the change would reach no item."""
+Every error has a stable code, says what happened, what stayed as it was and what to do next. Bad input from other
+peers never raises these; it becomes a listed rejection with a `Reason`.
 
-
-class NotFound(EchoError):
+Each kind derives from the built-in error that Python programs expect as well. Some of these are `OSError`s (`Refused` is a
+`PermissionError`, `TimedOut` a `TimeoutError`): a handler of `OSError` around code of this package lets `EchoError` pass
+first.
     """No such party, item, feed or blob here."""
 
     code = "E-NOT-FOUND"
     exit_status = 3
 
 
-class Refused(EchoError):
+class Refused(EchoError, PermissionError):
     """Permission, policy, schema or a limit says no."""
 
     code = "E-REFUSED"
     exit_status = 4
 
 
-class SchemaViolation(Refused):
+class SchemaViolation(Refused, ValueError):
     """A mutation that breaks the schema of its item's type."""
 
     code = "E-SCHEMA"
 
 
-class TooLarge(Refused):
+class TooLarge(Refused, ValueError):
     """A value, batch or block beyond a limit."""
 
     code = "E-TOO-LARGE"
@@ -71,7 +75,7 @@ class WrongPassphrase(Refused):
     code = "E-PASSPHRASE"
 
 
-class TimedOut(EchoError):
+class TimedOut(EchoError, TimeoutError):
     """What was waited for did not happen in time."""
 
     code = "E-TIMEOUT"
@@ -135,7 +139,7 @@ class ModelFailed(EchoError):
     code = "E-MODEL"
 
 
-class Compacted(EchoError):
+class Compacted(EchoError, LookupError):
     """The history asked for lies below an epoch and is no longer here."""
 
     code = "E-COMPACTED"

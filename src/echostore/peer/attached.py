@@ -31,7 +31,7 @@ from typing import Any, Final
 from echostore.kernel.errors import Closed, DiskFull, Refused, TimedOut, UsageError
 from echostore.kernel.values import merge_properties
 from echostore.peer.local_server import PEER
-from echostore.peer.local_socket import PROTOCOL_VERSION, Disconnected, Frames, connect_locally
+from echostore.peer.local_socket import PROTOCOL_VERSION, Disconnected, Frames, Silent, connect_locally
 from echostore.peer.local_values import Codec, living_class, pack_error, unpack_error
 from echostore.store.home import Home
 
@@ -115,7 +115,7 @@ class Link:
             instance = self._answer(frames, HELLO_S)
         except Disconnected:
             raise _NotSent from None
-        except TimeoutError:
+        except Silent:
             raise Closed(f"the process that has {self.home.path} open does not answer") from None
         self._all.add(frames)
         with self._lock:
@@ -233,7 +233,7 @@ class Link:
         while True:
             try:
                 kind, *rest = frames.receive(timeout_s)
-            except (Disconnected, TimeoutError):
+            except (Disconnected, Silent):
                 raise
             except BaseException:
                 # Interrupted: the answer would come when nobody waits for it. The other side undoes an open batch.

@@ -112,6 +112,8 @@ class ThinService:
         self._thread.start()
         try:
             self.url = self.call(self.server.start(host, port))
+        except EchoError:
+            raise
         except OSError as error:
             self._stop_loop()
             raise Unreachable(
@@ -134,6 +136,8 @@ class ThinService:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(CALL_S)
+        except EchoError:
+            raise
         except TimeoutError:
             future.cancel()
             raise TimedOut(f"the service for thin clients did not answer in {CALL_S:g} s") from None

@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
 
 from echostore.kernel.errors import EchoError, Refused, TimedOut, TooLarge, UsageError
-from echostore.peer.local_socket import PROTOCOL_VERSION, Disconnected, Frames, listen_locally
+from echostore.peer.local_socket import PROTOCOL_VERSION, Disconnected, Frames, Silent, listen_locally
 from echostore.peer.local_values import Codec, living_name, pack_error, unpack_error
 from echostore.peer.query_live import Watch
 
@@ -177,7 +177,7 @@ class _Connection:
         try:
             token = self._hello()
             self._serve()
-        except (Disconnected, TimeoutError) as why:
+        except (Disconnected, Silent) as why:
             _log.debug("a local client has gone", extra={"why": str(why)})
         except Exception:  # noqa: BLE001  # one client's failure must not end the service
             _log.exception("a local client's connection failed")
@@ -210,7 +210,7 @@ class _Connection:
     def _answer(self, request: Any) -> None:
         try:
             answer = self._request(request)
-        except (Disconnected, TimeoutError):
+        except (Disconnected, Silent):
             raise
         except StopIteration:
             answer = ["end"]

@@ -33,6 +33,10 @@ class Disconnected(Exception):
     """The other side is gone, or does not speak this protocol."""
 
 
+class Silent(Exception):
+    """No frame has come in the time."""
+
+
 class Frames:
     """A connected socket that carries frames. Not shared between threads, except that any may send."""
 
@@ -50,7 +54,7 @@ class Frames:
             raise Disconnected(str(error)) from None
 
     def receive(self, timeout_s: float | None = None) -> Any:
-        """The next frame; TimeoutError when none has come in the time."""
+        """The next frame; `Silent` when none has come in the time."""
         try:
             self._socket.settimeout(timeout_s)
             (length,) = _LENGTH.unpack(self._take(_LENGTH.size))
@@ -58,7 +62,7 @@ class Frames:
                 raise Disconnected(f"a frame of {length} bytes")
             return msgspec.msgpack.decode(self._take(length))
         except TimeoutError:
-            raise
+            raise Silent from None
         except OSError as error:
             raise Disconnected(str(error)) from None
         except msgspec.DecodeError as error:

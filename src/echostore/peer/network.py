@@ -116,6 +116,8 @@ class Network:
             given = self.call(self.node.listen(host, port))
             self.soon(self.reach_book.tell_members)
             return given
+        except EchoError:
+            raise
         except OSError as error:
             raise Unreachable(
                 f"this peer can't listen at {address}: {error.strerror or error}", next_step="Name another address."
@@ -334,6 +336,8 @@ class Network:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(timeout_s)
+        except EchoError:
+            raise
         except TimeoutError:
             future.cancel()
             raise TimedOut(f"the network did not answer in {timeout_s:g} s") from None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
-from echostore.kernel.errors import Corrupt, Refused, StorageFailed, UsageError
+from echostore.kernel.errors import Corrupt, EchoError, Refused, StorageFailed, UsageError
 from echostore.kernel.feed import Head
 from echostore.kernel.ids import KEY_BYTES, Cid, FeedKey, Link, PartyKey
 from echostore.kernel.limits import BLOB_BYTES_MAX
@@ -95,6 +95,8 @@ def export_party(party: Party, path: Path, progress: Progress | None = None) -> 
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(target)
+        except EchoError:
+            raise
         except OSError as error:
             raise file_error(error, f"write {target}") from error
         finally:
@@ -110,6 +112,8 @@ def import_party(peer: "Peer", path: Path, progress: Progress | None = None) -> 
         with Path(path).open("rb") as file:
             roots, blocks = read_car(file)
             return _import(peer, path, roots, blocks, progress)
+    except EchoError:
+        raise
     except FileNotFoundError:
         raise UsageError(f"there is no file {path}") from None
     except OSError as error:

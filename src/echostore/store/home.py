@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from echostore.kernel.errors import NotFound, Refused, UsageError
+from echostore.kernel.errors import EchoError, NotFound, Refused, UsageError
 from echostore.kernel.ids import KEY_BYTES, PartyKey
 from echostore.store.durable_file import file_error, make_folder, sync_folder
 from echostore.store.lock import HomeLock
@@ -59,6 +59,8 @@ class Home:
         try:
             folder = Path(os.path.abspath(os.fspath(path)))
             return _made(folder) if create else _existing(folder)
+        except EchoError:
+            raise
         except (OSError, ValueError) as error:
             raise file_error(error, f"open the home {_shown(path)}") from error
 

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from typing import Any, Final, Literal, Self, TypeVar
 
 from echostore.kernel.coherence.messages import Spec
-from echostore.kernel.errors import TimedOut
+from echostore.kernel.errors import EchoError, TimedOut
 from echostore.kernel.query.live import Change
 from echostore.kernel.values import Value
 from echostore.thin.answers import Answer
@@ -180,6 +180,8 @@ class AioQuery:
                 asked: Future[Any] = party.driver.ask(query.spec)
             try:
                 await asyncio.wait_for(asyncio.wrap_future(asked), party.answers.patience_s)
+            except EchoError:
+                raise
             except TimeoutError:
                 raise party.answers.too_late() from None
 

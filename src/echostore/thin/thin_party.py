@@ -449,6 +449,8 @@ class ThinParty:
     def wait(self, future: Any, timeout_s: float, what: str) -> Any:
         try:
             return future.result(max(0.0, timeout_s))
+        except EchoError:
+            raise
         except TimeoutError:
             future.cancel()
             raise self._late(what) from None

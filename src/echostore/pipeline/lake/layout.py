@@ -13,7 +13,7 @@ import os
 import re
 from pathlib import Path
 
-from echostore.kernel.errors import Corrupt, NotFound, Refused, UsageError
+from echostore.kernel.errors import Corrupt, EchoError, NotFound, Refused, UsageError
 from echostore.pipeline.exclusive_folders import check_folder, check_links
 from echostore.store.durable_file import file_error, sync_folder
 
@@ -96,6 +96,8 @@ def make_lake(path: str | os.PathLike[str]) -> Path:
             # The log comes last: a folder with a log has everything else.
             (folder / name).mkdir(exist_ok=True)
         sync_folder(folder)
+    except EchoError:
+        raise
     except (OSError, ValueError) as error:
         raise file_error(error, f"make the lake {os.fspath(path)!r}") from error
     return folder

@@ -21,7 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from echostore.kernel.errors import Corrupt
+from echostore.kernel.errors import Corrupt, EchoError
 from echostore.pipeline.exclusive_folders import check_folder, check_links
 from echostore.pipeline.output import reading
 from echostore.pipeline.output.files import Step, no_step, write_file
@@ -77,6 +77,8 @@ class Attempt:
             os.rename(staged, where)
             for folder in (where.parent, self.out):
                 sync_folder(folder)
+        except EchoError:
+            raise
         except OSError as error:
             raise file_error(error, f"begin an attempt below {self.out}") from error
 
@@ -131,6 +133,8 @@ class Attempt:
         try:
             self._decide()
             self._publish(content)
+        except EchoError:
+            raise
         except OSError as error:
             raise file_error(error, f"commit to {self.out}") from error
         self.committed = commit
