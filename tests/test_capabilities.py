@@ -294,7 +294,7 @@ def test_the_commands_beside_a_running_service(tmp_path: Path) -> None:
         item = client.create("task", n=1)
         client.settle()
         assert "task" in cli("item", "tree").ok().out
-        shown = cli("mesh", "--trace", "5", "--json").ok().json()
+        shown = cli("mesh", "--messages", "5", "--json").ok().json()
         assert (len(shown["links"]), len(shown["trace"])) == (1, 5)
         listed = cli("party", "capability", "list", "--json").ok().json()["capabilities"]
         assert [(each["id"], each["state"], each["name"]) for each in listed] == [(issued["id"], "good", "phone")]

@@ -332,7 +332,7 @@ def test_the_commands_edge_and_mesh(tmp_path: Path, peer: Peer, party: Party, up
         client = until(lambda: _opened(told["url"], capability))
         with client:
             client.want(client.spec(TASKS))
-            shown = cli("mesh", "--at", told["status"], "--trace", "50", "--json").ok().json()
+            shown = cli("mesh", "--at", told["status"], "--messages", "50", "--json").ok().json()
             assert (len(shown["links"]), shown["indexes"][0]["party"]) == (1, party.key.hex())
             assert {each[3] for each in shown["trace"]} >= {"Attach", "Acquire", "Grant"}
             assert "1 questions" in cli("mesh", "--at", told["status"]).ok().out

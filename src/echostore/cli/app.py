@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Sequence
 from itertools import pairwise
 
-from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownCommandError, UnknownOptionError
+from cyclopts import App, CycloptsError, Group, MissingArgumentError, Parameter, UnknownCommandError, UnknownOptionError
 
 from echostore import __version__
 from echostore.cli.failures import INTERRUPTED, INTERRUPTED_STATUS, UNEXPECTED, Failure
@@ -20,29 +20,45 @@ from echostore.cli.output import flush_results, give_up_stdout
 from echostore.kernel.errors import EchoError
 
 NOUNS = {
-    "init": ("echostore.cli.init:app", "Make a home: the folder with this peer's keys and data."),
-    "demo": ("echostore.cli.demo:app", "See peers write, part, meet again and agree."),
-    "status": ("echostore.cli.status:app", "Tell what is where: held, processed, known."),
-    "serve": ("echostore.cli.serve:app", "Run this peer as a service: others reach it, commands too."),
-    "edge": ("echostore.cli.edge:app", "Run a caching proxy between a peer and thin clients."),
-    "mesh": ("echostore.cli.mesh:app", "Show the thin clients of a running peer or edge: links, indexes, messages."),
-    "doctor": ("echostore.cli.doctor:app", "Check this installation and its data, or explain an error code."),
-    "identity": ("echostore.cli.identity:app", "Who this peer is."),
-    "device": ("echostore.cli.device:app", "Devices of an identity."),
-    "contact": ("echostore.cli.contact:app", "The people this peer shares parties with."),
-    "quota": ("echostore.cli.quota:app", "How much of one feed, and from one device, goes before others."),
-    "party": ("echostore.cli.party:app", "Parties: data sets with their members."),
-    "item": ("echostore.cli.item:app", "Items: read, write, follow, look back."),
-    "view": ("echostore.cli.view:app", "Views: items that applications find by class."),
-    "feed": ("echostore.cli.feed:app", "Feeds: the signed logs under a party."),
-    "query": ("echostore.cli.query:app", "Find items by type and values."),
-    "blob": ("echostore.cli.blob:app", "Blobs: the pieces of snapshots."),
-    "epoch": ("echostore.cli.epoch_fetch:app", "Epochs: moments of a party whose state its members agree on."),
-    "lake": ("echostore.cli.lake:app", "Block lakes: the blocks of many parties as Parquet, for Spark."),
-    "pipeline": ("echostore.cli.pipeline:app", "Spark over a block lake: items, snapshots, tables, audit."),
-    "simulate": ("echostore.cli.simulate:app", "Run a whole party in one process, with faults, from one seed."),
-    "bench": ("echostore.cli.bench:app", "Measure this build against its goals."),
+    "Start here": {
+        "init": ("echostore.cli.init:app", "Make a home: the folder with this peer's keys and data."),
+        "demo": ("echostore.cli.demo:app", "See peers write, part, meet again and agree."),
+        "status": ("echostore.cli.status:app", "Tell what is where: held, processed, known."),
+        "doctor": ("echostore.cli.doctor:app", "Check this installation and its data, or explain an error code."),
+    },
+    "Work with data": {
+        "party": ("echostore.cli.party:app", "Parties: data sets with their members."),
+        "item": ("echostore.cli.item:app", "Items: read, write, follow, look back."),
+        "query": ("echostore.cli.query:app", "Find items by type and values."),
+        "view": ("echostore.cli.view:app", "Views: items that applications find by class."),
+    },
+    "Share with people and devices": {
+        "identity": ("echostore.cli.identity:app", "Who this peer is."),
+        "device": ("echostore.cli.device:app", "Devices of an identity."),
+        "contact": ("echostore.cli.contact:app", "The people this peer shares parties with."),
+        "serve": ("echostore.cli.serve:app", "Run this peer as a service: others reach it, commands too."),
+        "edge": ("echostore.cli.edge:app", "Run a caching proxy between a peer and thin clients."),
+        "mesh": (
+            "echostore.cli.mesh:app",
+            "Show the thin clients of a running peer or edge: links, indexes, messages.",
+        ),
+        "quota": ("echostore.cli.quota:app", "Limit how fast one feed or device may send before others go first."),
+    },
+    "Look inside and free disk space": {
+        "epoch": ("echostore.cli.epoch_fetch:app", "Epochs: moments of a party whose state its members agree on."),
+        "feed": ("echostore.cli.feed:app", "Feeds: the signed logs under a party."),
+        "blob": ("echostore.cli.blob:app", "Blobs: the pieces of snapshots."),
+    },
+    "Analyse with Spark": {
+        "lake": ("echostore.cli.lake:app", "Block lakes: the blocks of many parties as Parquet, for Spark."),
+        "pipeline": ("echostore.cli.pipeline:app", "Spark over a block lake: items, snapshots, tables, audit."),
+    },
+    "Test and measure": {
+        "simulate": ("echostore.cli.simulate:app", "Run a whole party in one process, with faults, from one seed."),
+        "bench": ("echostore.cli.bench:app", "Measure this build against its goals."),
+    },
 }
+"""The commands by what people want to do, in the order of the help page."""
 
 FLAGS = ("--json", "--nl", "--csv", "--quiet", "-q", "--trace")
 OPTIONS = ("--home", "--party", "-p")
@@ -64,6 +80,7 @@ def make_app() -> App:
         help_epilogue="Every command explains itself: echostore party create --help. Exit status: 0 ok, 1 failed, "
         "2 usage, 3 not found, 4 refused, 5 timed out, 6 integrity broken, 7 locked, 130 interrupted.",
         help_format="plaintext",
+        group_commands=Group("About this program", sort_key=len(NOUNS)),
         version=__version__,
         # cyclopts would add `--empty-bot` to options that may be given several times.
         default_parameter=Parameter(negative_iterable=(), converter=converted),
@@ -72,8 +89,10 @@ def make_app() -> App:
         suppress_keyboard_interrupt=False,
         result_action="return_value",
     )
-    for name, (path, about) in NOUNS.items():
-        app.command(path, name=name, help=about)
+    for place, (task, nouns) in enumerate(NOUNS.items()):
+        group = Group(task, sort_key=place)
+        for name, (path, about) in nouns.items():
+            app.command(path, name=name, help=about, group=group)
     app.register_install_completion_command()
     return app
 

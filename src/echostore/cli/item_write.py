@@ -205,7 +205,7 @@ def restore(item: Name, /, *, options: InParty = IN_PARTY) -> None:
     Parameters
     ----------
     item
-        Id, unique prefix or locator.
+        Id, unique prefix, @name or locator.
     """
     output = Output.of(options)
     with _item_to_write(options, item) as found:

@@ -14,7 +14,7 @@ from echostore.cli.output import Output
 from echostore.cli.values import short
 from echostore.kernel.errors import NotFound, Unreachable
 
-app = App(name="mesh", help_prologue=examples("echostore mesh", "echostore mesh --at 127.0.0.1:4791 --trace 20"))
+app = App(name="mesh", help_prologue=examples("echostore mesh", "echostore mesh --at 127.0.0.1:4791 --messages 20"))
 
 ANSWER_S = 10.0
 
@@ -23,7 +23,7 @@ ANSWER_S = 10.0
 def mesh(
     *,
     at: str | None = None,
-    trace: Annotated[int, Parameter(validator=validators.Number(gte=0, lte=2048))] = 0,
+    messages: Annotated[int, Parameter(validator=validators.Number(gte=0, lte=2048))] = 0,
     options: Options = OPTIONS,
 ) -> None:
     """Show who is connected, which indexes are held and how often they answered, and the last messages.
@@ -32,11 +32,11 @@ def mesh(
     ----------
     at
         host:port that an edge was given as --status; without it, the peer that `echostore serve --thin` runs here.
-    trace
+    messages
         So many of the last messages.
     """
     output = Output.of(options)
-    told = _of_peer(options, trace) if at is None else _of_edge(at, trace)
+    told = _of_peer(options, messages) if at is None else _of_edge(at, messages)
     output.document(told, _lines(told))
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from echostore.cli.options import Options, PartyChoice
+from echostore.cli.options import PARTY_VARIABLE, Options, PartyChoice
 from echostore.cli.output import Output
 from echostore.cli.values import one_line, short
 from echostore.kernel.errors import NotFound, UsageError, WrongPassphrase
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 PASSPHRASE_VARIABLE = "ECHOSTORE_PASSPHRASE"
 NOTHING_CAME = "nothing of the party has come yet: connect to a member, with echostore serve"
 """Of a party that this device was let into and holds nothing of."""
+DEFAULT_PARTY = "default_party"
+"""The setting of a home that `party use` writes."""
 NAMED_MAX = 5
 """Candidates that an error about an ambiguous name lists."""
 
@@ -132,16 +134,22 @@ def ask_passphrase(prompt: str) -> str:
 
 
 def party_key(peer: "Peer", which: str | None) -> "PartyKey":
-    """The key of a party by key, prefix or @title; without any, of the only party there is. Opens nothing."""
+    """The key of a party by key, prefix or @title. Without any: the one that ECHOSTORE_PARTY names, that `party use`
+    chose, or the only one there is. Opens nothing."""
     known = peer.parties()
     if which is None:
+        which = os.environ.get(PARTY_VARIABLE) or None
+    if which is None:
+        chosen = default_party(peer)
+        if chosen is not None:
+            return chosen
         if len(known) == 1:
             return known[0].key
         if not known:
             raise NotFound("there is no party here", next_step="Make one with `echostore party create TITLE`.")
         raise UsageError(
             f"there are {len(known)} parties, and none is named: {_named([_party_label(party) for party in known])}",
-            next_step="Name one with --party.",
+            next_step="Name one with --party, or choose one for all commands with `echostore party use PARTY`.",
         )
     which = from_dash(which)
     if which.startswith("@"):
@@ -156,6 +164,12 @@ def party_key(peer: "Peer", which: str | None) -> "PartyKey":
             next_step="Give more of the key.",
         )
     return found[0].key
+
+
+def default_party(peer: "Peer") -> "PartyKey | None":
+    """The party that `party use` chose, if it is still here."""
+    chosen = peer.meta.setting(DEFAULT_PARTY)
+    return next((party.key for party in peer.parties() if party.key.hex() == chosen), None)
 
 
 def open_party(peer: "Peer", which: str | None) -> "Party":
@@ -182,11 +196,14 @@ def find_item(peer: "Peer", options: PartyChoice, text: str) -> "Item":
 
 
 def item_in(party: "Party", text: str) -> "Item":
-    """An item of one party by id, unique prefix, or @name: its display name, or the property title."""
+    """An item of one party by id, unique prefix, or @name: its display name, or the property title. A deleted one goes by
+    its name too, where no other item has it."""
     if not text.startswith("@"):
         found: Item = party.get(text)
         return found
-    named = [item for item in party.items() if text[1:] in names_of(item)]
+    named = [item for item in party.items() if text[1:] in names_of(item)] or [
+        item for item in party.items(deleted=True) if text[1:] in names_of(item)
+    ]
     if not named:
         raise NotFound(f"no item is named {text[1:]!r}", next_step=_look_elsewhere(party))
     if len(named) > 1:

@@ -19,6 +19,7 @@ from cyclopts import CoercionError, Group, Parameter, Token, convert
 from echostore.kernel.errors import UsageError
 
 HOME_VARIABLE = "ECHOSTORE_HOME"
+PARTY_VARIABLE = "ECHOSTORE_PARTY"
 
 SHARED = Group("Home and output", sort_key=100)
 
@@ -60,7 +61,7 @@ class InParty(Options):
     """Options of commands that look into one party."""
 
     party: Annotated[str | None, Parameter(name=["--party", "-p"])] = None
-    """Party by key, unique prefix or @title; not needed when there is only one."""
+    """Party by key, unique prefix or @title. Without it: ECHOSTORE_PARTY, the one of `party use`, or the only one."""
 
 
 @Parameter(name="*", group=SHARED)
@@ -69,13 +70,28 @@ class ListingInParty(Listing):
     """Options of commands that print rows of one party."""
 
     party: Annotated[str | None, Parameter(name=["--party", "-p"])] = None
-    """Party by key, unique prefix or @title; not needed when there is only one."""
+    """Party by key, unique prefix or @title. Without it: ECHOSTORE_PARTY, the one of `party use`, or the only one."""
 
 
 OPTIONS, LISTING, IN_PARTY, LISTING_IN_PARTY = Options(), Listing(), InParty(), ListingInParty()
 """What the parameters `options` are by default: nothing given."""
 
 PartyChoice = InParty | ListingInParty
+
+
+def named_party(options: PartyChoice, given: str | None) -> str | None:
+    """The party that a command line names, as an argument or with --party; None leaves it to the default."""
+    if given is not None and options.party is not None:
+        raise UsageError(f"the party is named twice: {given!r} and --party {options.party!r}")
+    return options.party if given is None else given
+
+
+def party_and(options: PartyChoice, *given: str | None) -> tuple[str | None, ...]:
+    """Arguments of a command whose first one, the party, may be left out: the party, then the others."""
+    there = [each for each in given if each is not None]
+    if len(there) == len(given):
+        return named_party(options, there[0]), *there[1:]
+    return named_party(options, None), *there
 
 
 # numbers

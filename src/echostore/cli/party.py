@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App
+from cyclopts import App, Group
 
 from echostore.cli import (
     party_capability,
@@ -14,11 +14,34 @@ from echostore.cli import (
     party_revive,
 )
 from echostore.cli.feed import INTEGRITY_BROKEN
-from echostore.cli.opening import NOTHING_CAME, home_path, looking, open_party, party_key, reading, writing, wrote
-from echostore.cli.options import FLAG, IN_PARTY, LISTING, OPTIONS, InParty, Listing, Options, examples
+from echostore.cli.opening import (
+    DEFAULT_PARTY,
+    NOTHING_CAME,
+    default_party,
+    home_path,
+    looking,
+    open_party,
+    party_key,
+    reading,
+    writing,
+    wrote,
+)
+from echostore.cli.options import (
+    FLAG,
+    IN_PARTY,
+    LISTING,
+    LISTING_IN_PARTY,
+    OPTIONS,
+    InParty,
+    Listing,
+    ListingInParty,
+    Options,
+    examples,
+    named_party,
+)
 from echostore.cli.output import Column, Output, counted, size
 from echostore.cli.values import iso_ms, one_line, short, short_place
-from echostore.kernel.errors import UsageError
+from echostore.kernel.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
     from echostore.peer.party import Party
@@ -33,6 +56,7 @@ app = App(
 PARTIES = (
     Column("party", "PARTY", short, style="cyan"),
     Column("title", "TITLE"),
+    Column("default", "DEFAULT", lambda chosen: "yes" if chosen else ""),
     Column("state", "STATE"),
     Column("kind", "KIND"),
     Column("created", "CREATED"),
@@ -122,10 +146,12 @@ def list_parties(*, options: Listing = LISTING) -> None:
     """List the parties of this peer, without opening them."""
     output = Output.of(options)
     with reading(options) as peer:
+        chosen = default_party(peer)
         records = [
             {
                 "party": known.key.hex(),
                 "title": known.title,
+                "default": known.key == chosen,
                 "state": str(known.state),
                 "kind": "local" if known.local else "child" if known.child_of else "shared",
                 "child_of": known.child_of.hex() if known.child_of else None,
@@ -137,13 +163,44 @@ def list_parties(*, options: Listing = LISTING) -> None:
     output.table("parties", PARTIES, records, empty="no party here; make one with `echostore party create TITLE`")
 
 
+@app.command(help_prologue=examples('echostore party use "@Road trip"', "echostore party use --clear"))
+def use(party: str | None = None, /, *, clear: Annotated[bool, FLAG] = False, options: InParty = IN_PARTY) -> None:
+    """Choose the party that commands take when none is named; without a party, show which one they take.
+
+    The home keeps the choice. ECHOSTORE_PARTY and --party go before it.
+
+    Parameters
+    ----------
+    party
+        Key, unique prefix or @title; --party says the same.
+    clear
+        Forget the choice.
+    """
+    output = Output.of(options)
+    which = named_party(options, party)
+    if clear and which is not None:
+        raise UsageError("--clear takes no party")
+    if clear or which is not None:
+        with writing(options) as peer:
+            chosen = None if which is None else party_key(peer, which)
+            peer.meta.set_setting(DEFAULT_PARTY, None if chosen is None else chosen.hex())
+    with reading(options) as peer:
+        try:
+            taken = None if clear else party_key(peer, None)
+        except (UsageError, NotFound):  # several, and none chosen; or none at all
+            taken = None
+        title = None if taken is None else peer.meta.party(taken).title
+    fields = {"party": None if taken is None else taken.hex(), "title": title}
+    output.document(fields, "no default" if taken is None else f"{short(taken.hex())} {one_line(title or '')}")
+
+
 @app.command(help_prologue=examples("echostore party show", 'echostore party show "@Road trip" --snapshot'))
 def show(
     party: str | None = None,
     /,
     *,
     snapshot: Annotated[bool, FLAG] = False,
-    options: Options = OPTIONS,
+    options: InParty = IN_PARTY,
 ) -> int:
     """Show one party: what is held and processed, who writes, what was rejected.
 
@@ -152,13 +209,13 @@ def show(
     Parameters
     ----------
     party
-        Key, unique prefix or @title; not needed when there is only one.
+        Key, unique prefix or @title; --party says the same. Without it, the default party.
     snapshot
         Compute the CID of its state: equal on every peer with the same messages.
     """
     output = Output.of(options)
     with looking(options) as peer:
-        fields = party_fields(peer.held(party_key(peer, party)))
+        fields = party_fields(peer.held(party_key(peer, named_party(options, party))))
     if snapshot and not fields["lost"]:
         with reading(options) as peer:
             fields["snapshot"] = open_party(peer, fields["party"]).snapshot().cid
@@ -200,13 +257,13 @@ def rename(title: str, /, *, options: InParty = IN_PARTY) -> None:
 
 
 @app.command(help_prologue=examples("echostore party members", "echostore party members @Trip --json"))
-def members(party: str | None = None, /, *, options: Listing = LISTING) -> None:
+def members(party: str | None = None, /, *, options: ListingInParty = LISTING_IN_PARTY) -> None:
     """List who is or was a member, with role, status and devices.
 
     Parameters
     ----------
     party
-        Key, unique prefix or @title; not needed when there is only one.
+        Key, unique prefix or @title; --party says the same. Without it, the default party.
     """
     output = Output.of(options)
     with reading(options) as peer:
@@ -222,25 +279,27 @@ def members(party: str | None = None, /, *, options: Listing = LISTING) -> None:
                     for device in member.devices
                 ],
             }
-            for member in open_party(peer, party).members.all()
+            for member in open_party(peer, named_party(options, party)).members.all()
         ]
     output.table("members", MEMBERS, records)
 
 
 @app.command(help_prologue=examples("echostore party rejected", "echostore party rejected @Trip --reason fork --json"))
-def rejected(party: str | None = None, /, *, reason: str | None = None, options: Listing = LISTING) -> None:
+def rejected(
+    party: str | None = None, /, *, reason: str | None = None, options: ListingInParty = LISTING_IN_PARTY
+) -> None:
     """List what is held and does not count, each block, operation or credential with its reason.
 
     Parameters
     ----------
     party
-        Key, unique prefix or @title; not needed when there is only one.
+        Key, unique prefix or @title; --party says the same. Without it, the default party.
     reason
         Only those with this reason.
     """
     output = Output.of(options)
     with reading(options) as peer:
-        opened = open_party(peer, party)
+        opened = open_party(peer, named_party(options, party))
         records = [
             {
                 "feed": reject.feed.hex(),
@@ -299,20 +358,28 @@ def why(key: str, /, *, options: InParty = IN_PARTY) -> None:
     output.table("steps", STEPS, records)
 
 
-app.command(party_revive.revive, help_prologue=examples(*party_revive.EXAMPLES))
-for _verb in (party_life.pause, party_life.resume, party_life.close):
-    app.command(_verb, help_prologue=examples(*party_life.EXAMPLES[_verb.__name__]))
-app.command(party_life.forget, help_prologue=examples(*party_life.EXAMPLES["forget"]))
-app.command(party_life.export, help_prologue=examples(*party_life.EXAMPLES["export"]))
-app.command(party_life.import_, name="import", help_prologue=examples(*party_life.EXAMPLES["import"]))
-app.command(party_group.group, help_prologue=examples(*party_group.EXAMPLES["group"]))
-app.command(party_group.groups, help_prologue=examples(*party_group.EXAMPLES["groups"]))
-app.command(party_children.children, help_prologue=examples(*party_children.EXAMPLES["children"]))
-app.command(party_children.enter, help_prologue=examples(*party_children.EXAMPLES["enter"]))
-app.command(party_policy.policy, help_prologue=examples(*party_policy.EXAMPLES["policy"]))
+def _add(group: Group, verb: Any, lines: tuple[str, ...], name: str | None = None) -> None:
+    app.command(verb, name=name, help_prologue=examples(*lines), group=group)
+
+
+LIFE, PEOPLE, MOVE = (
+    Group(title, sort_key=place)
+    for place, title in enumerate(("Pause and end", "People and rights", "Move and bring back"), 1)
+)
+for _verb in (party_life.pause, party_life.resume, party_life.close, party_life.forget):
+    _add(LIFE, _verb, party_life.EXAMPLES[_verb.__name__])
+_add(MOVE, party_life.export, party_life.EXAMPLES["export"])
+_add(MOVE, party_life.import_, party_life.EXAMPLES["import"], "import")
+_add(MOVE, party_revive.revive, party_revive.EXAMPLES)
+_add(PEOPLE, party_group.group, party_group.EXAMPLES["group"])
+_add(PEOPLE, party_group.groups, party_group.EXAMPLES["groups"])
+_add(PEOPLE, party_children.children, party_children.EXAMPLES["children"])
+_add(PEOPLE, party_children.enter, party_children.EXAMPLES["enter"])
+_add(PEOPLE, party_policy.policy, party_policy.EXAMPLES["policy"])
+party_capability.app.group = (PEOPLE,)
 app.command(party_capability.app)
 for _name, _function in party_network.VERBS.items():
-    app.command(_function, name=_name, help_prologue=examples(*party_network.EXAMPLES[_name]))
+    _add(PEOPLE, _function, party_network.EXAMPLES[_name], _name)
 
 
 def party_fields(party: "Party") -> dict[str, Any]:

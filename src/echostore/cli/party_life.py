@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from echostore.cli.opening import home_path, looking, open_party, party_key, reading, writing
-from echostore.cli.options import FLAG, OPTIONS, YES, Options
+from echostore.cli.options import FLAG, IN_PARTY, OPTIONS, YES, InParty, Options, named_party, party_and
 from echostore.cli.output import Output, counted, if_interrupted, size
 from echostore.cli.values import one_line, short
-from echostore.kernel.errors import EchoError, NotFound, Refused
+from echostore.kernel.errors import EchoError, NotFound, Refused, UsageError
 
 if TYPE_CHECKING:
     from echostore.peer.peer import Peer
@@ -26,43 +26,43 @@ EXAMPLES = {
 }
 
 
-def pause(party: str | None = None, /, *, options: Options = OPTIONS) -> None:
+def pause(party: str | None = None, /, *, options: InParty = IN_PARTY) -> None:
     """Hold new blocks of a party without processing them, also after a restart.
 
     Parameters
     ----------
     party
-        Key, unique prefix or @title; not needed when there is only one.
+        Key, unique prefix or @title; --party says the same. Without it, the default party.
     """
     _change_state(party, options, "paused")
 
 
-def resume(party: str | None = None, /, *, options: Options = OPTIONS) -> None:
+def resume(party: str | None = None, /, *, options: InParty = IN_PARTY) -> None:
     """Process a paused or closed party again.
 
     Parameters
     ----------
     party
-        Key, unique prefix or @title; not needed when there is only one.
+        Key, unique prefix or @title; --party says the same. Without it, the default party.
     """
     _change_state(party, options, "active")
 
 
-def close(party: str | None = None, /, *, options: Options = OPTIONS) -> None:
+def close(party: str | None = None, /, *, options: InParty = IN_PARTY) -> None:
     """Close a party until it is resumed: nothing of it is opened or decoded.
 
     Parameters
     ----------
     party
-        Key, unique prefix or @title; not needed when there is only one.
+        Key, unique prefix or @title; --party says the same. Without it, the default party.
     """
     _change_state(party, options, "closed")
 
 
-def _change_state(which: str | None, options: Options, state: str) -> None:
+def _change_state(given: str | None, options: InParty, state: str) -> None:
     output = Output.of(options)
     with writing(options) as peer:
-        key = party_key(peer, which)
+        key = party_key(peer, named_party(options, given))
         verb = {"paused": peer.pause_party, "active": peer.resume_party, "closed": peer.close_party}[state]
         if state == "paused" and str(peer.meta.party(key).state) == "closed":
             raise Refused("the party is closed", next_step="Resume it first.")
@@ -71,27 +71,30 @@ def _change_state(which: str | None, options: Options, state: str) -> None:
 
 
 def forget(
-    party: str,
+    party: str | None = None,
     /,
     *,
     dry_run: Annotated[bool, FLAG] = False,
     yes: Annotated[bool, YES] = False,
-    options: Options = OPTIONS,
+    options: InParty = IN_PARTY,
 ) -> None:
     """Delete everything this peer holds of a party, for good. Other members keep theirs.
 
     Parameters
     ----------
     party
-        Key, unique prefix or @title.
+        Key, unique prefix or @title; --party says the same. The default party is not taken: name it.
     dry_run
         Only tell what would be lost.
     yes
         Do it without asking; needed where nobody can be asked.
     """
     output = Output.of(options)
+    which = named_party(options, party)
+    if which is None:
+        raise UsageError("the party to forget is not named", next_step="Give its key or @title.")
     with looking(options) as peer:
-        losses = _losses(peer, party)
+        losses = _losses(peer, which)
     for line in _loss_lines(losses):
         output.note(line)
     if dry_run:
@@ -143,26 +146,29 @@ def _loss_lines(losses: dict[str, Any]) -> list[str]:
     return lines
 
 
-def export(party: str, file: Path, /, *, options: Options = OPTIONS) -> None:
+def export(party_or_file: str, file: str | None = None, /, *, options: InParty = IN_PARTY) -> None:
     """Write a party's feeds and blobs into a CAR file.
 
     Parameters
     ----------
-    party
-        Key, unique prefix or @title.
+    party_or_file
+        The party, by key, unique prefix or @title; or the file, when --party or the default names the party.
     file
         The file to write; it must not be there yet, and appears when it is complete.
     """
     output = Output.of(options)
     from echostore.peer.transfer import export_party
 
+    party, name = party_and(options, party_or_file, file)
+    target = Path(name or "")
+
     with (
         reading(options) as peer,
-        if_interrupted(f"{file} was not written."),
-        output.progress(f"export {file.name}") as tell,
+        if_interrupted(f"{target} was not written."),
+        output.progress(f"export {target.name}") as tell,
     ):
         opened = open_party(peer, party)
-        done = export_party(opened, file, tell)
+        done = export_party(opened, target, tell)
     fields = {
         "party": opened.key.hex(),
         "file": str(done.path),

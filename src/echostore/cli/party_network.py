@@ -13,7 +13,19 @@ from cyclopts import Parameter
 
 from echostore.cli.moments import parse_duration_s
 from echostore.cli.opening import from_dash, home_path, looking, open_party, writing
-from echostore.cli.options import FLAG, LISTING, OPTIONS, YES, Listing, Name, Options
+from echostore.cli.options import (
+    FLAG,
+    IN_PARTY,
+    LISTING,
+    OPTIONS,
+    YES,
+    InParty,
+    Listing,
+    Name,
+    Options,
+    named_party,
+    party_and,
+)
 from echostore.cli.output import Column, Output, counted, flush_results, if_interrupted
 from echostore.cli.values import iso_ms, one_line, short
 from echostore.kernel.errors import NotFound, TimedOut, Unreachable, UsageError
@@ -63,7 +75,7 @@ def invite(
     open_: Annotated[bool, Parameter(name="--open", negative=(), show_default=False)] = False,
     wait: Annotated[bool, FLAG] = False,
     listen: Annotated[tuple[str, ...], Parameter(consume_multiple=False)] = (),
-    options: Options = OPTIONS,
+    options: InParty = IN_PARTY,
 ) -> None:
     """Make a ticket for a guest, and a passcode to tell by another way.
 
@@ -72,7 +84,7 @@ def invite(
     Parameters
     ----------
     party
-        Key, unique prefix or @title; not needed when there is only one.
+        Key, unique prefix or @title; --party says the same. Without it, the default party.
     role
         What the guest may do: owner, admin, editor or reader.
     uses
@@ -92,7 +104,7 @@ def invite(
     lifetime_s = parse_duration_s(expires)
     key = _key(for_) if for_ is not None else None
     with writing(options) as peer:
-        opened = open_party(peer, party)
+        opened = open_party(peer, named_party(options, party))
         hosting = not peer.network.addresses
         if hosting and not listen:
             from echostore.peer.service import listen_as_before
@@ -297,20 +309,20 @@ def ask_passcode() -> str:
 
 
 def remove(
-    party: str,
-    member: str,
+    party_or_member: str,
+    member: str | None = None,
     /,
     *,
     dry_run: Annotated[bool, FLAG] = False,
     yes: Annotated[bool, YES] = False,
-    options: Options = OPTIONS,
+    options: InParty = IN_PARTY,
 ) -> None:
     """Remove a member from a party. What they wrote and this peer has not seen leaves the state, and is kept aside.
 
     Parameters
     ----------
-    party
-        Key, unique prefix or @title.
+    party_or_member
+        The party, by key, unique prefix or @title; or the member, when --party or the default names the party.
     member
         Key of an identity or group, unique prefix or @name.
     dry_run
@@ -319,9 +331,10 @@ def remove(
         Do it without asking; needed where nobody can be asked.
     """
     output = Output.of(options)
+    party, whom = party_and(options, party_or_member, member)
     with looking(options) as peer:
         opened = open_party(peer, party)
-        found = _member(opened, member)
+        found = _member(opened, whom or "")
         fields: dict[str, Any] = {
             "party": opened.key.hex(),
             "member": found.identity.hex(),
@@ -351,35 +364,37 @@ def remove(
     output.document({**fields, "removed": True}, f"removed {label}")
 
 
-def role(party: str, member: str, role: str, /, *, options: Options = OPTIONS) -> None:
+def role(party_or_member: str, member_or_role: str, role: str | None = None, /, *, options: InParty = IN_PARTY) -> None:
     """Give a member another role. What they wrote before, as seen here, counts under the old one.
 
     Parameters
     ----------
-    party
-        Key, unique prefix or @title.
-    member
-        Key of an identity or group, unique prefix or @name.
+    party_or_member
+        The party, by key, unique prefix or @title; or the member, when --party or the default names the party.
+    member_or_role
+        The member: key of an identity or group, unique prefix or @name; or the role.
     role
         owner, admin, editor or reader.
     """
     output = Output.of(options)
+    party, whom, given = party_and(options, party_or_member, member_or_role, role)
+    wanted = given or ""
     with writing(options) as peer:
         opened = open_party(peer, party)
-        found = _member(opened, member)
+        found = _member(opened, whom or "")
         unseen = opened.members.unseen_children(found.identity)
-        opened.members.change_role(found.identity, role)
+        opened.members.change_role(found.identity, wanted)
         opened.flush()
         fields = {
             "party": opened.key.hex(),
             "member": found.identity.hex(),
             "name": found.name,
             "before": found.role.label if found.role else None,
-            "role": role,
+            "role": wanted,
         }
     for title in unseen:
         output.note(f"what they wrote in {one_line(title)!r}, which is not here, counts as written in the new role")
-    output.document(fields, f"{short(fields['member'] or '')} {role}")
+    output.document(fields, f"{short(fields['member'] or '')} {wanted}")
 
 
 class _Subject(NamedTuple):
