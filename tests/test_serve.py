@@ -110,6 +110,7 @@ WRITING = {
     ("quota", "set"): "quota set --feed-blocks 500",
     ("party", "create"): "party create Second --json",
     ("party", "enter"): "party enter {child} -p {third}",
+    ("party", "use"): "party use {party}",
     ("party", "pause"): "party pause {second}",
     ("party", "resume"): "party resume {second}",
     ("party", "close"): "party close {second}",
