@@ -4,8 +4,9 @@ Every error has a stable code, says what happened and what to do next. `unchange
 not. It has no default: only who raises in the midst of a change knows, and after reading there is nothing to say. Bad input
 from other peers never raises these; it becomes a listed rejection with a `Reason`.
 
-
-class NotFound(EchoError):
+Each kind derives from the built-in error that Python programs expect as well. Some of these are `OSError`s (`Refused` is a
+`PermissionError`, `TimedOut` a `TimeoutError`): a handler of `OSError` around code of this package lets `EchoError` pass
+first.
 """
 
 NOTHING_CHANGED = "Nothing was changed."
@@ -38,12 +39,11 @@ class UsageError(EchoError, ValueError):
     exit_status = 2
 
 
-Every error has a stable code, says what happened, what stayed as it was and what to do next. Bad input from other
-peers never raises these; it becomes a listed rejection with a `Reason`.
+class ReadOnlyValue(UsageError, TypeError):
+    """A list or map that was read is changed: the change would reach no item."""
 
-Each kind derives from the built-in error that Python programs expect as well. Some of these are `OSError`s (`Refused` is a
-`PermissionError`, `TimedOut` a `TimeoutError`): a handler of `OSError` around code of this package lets `EchoError` pass
-first.
+
+class NotFound(EchoError, LookupError):
     """No such party, item, feed or blob here."""
 
     code = "E-NOT-FOUND"
