@@ -73,10 +73,14 @@ class Wire:
         self.remote, self.handshake_hash, self.address, self.writable = remote, HASH, "nowhere:0", True
         self.sent: Counter[str] = Counter()
         self.ended: Ended | None = None
+        self.dialled, self.meter = False, None
         self.on_writable: Callable[[bool], None] = lambda writable: None
 
     def send(self, frame: MeshFrame) -> None:
         self.sent[type(frame).__name__] += 1
+
+    def read_at_once(self, size_bytes: int) -> None:
+        pass
 
     def end(self, ended: Ended) -> None:
         self.ended = self.ended or ended

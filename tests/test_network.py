@@ -4,13 +4,13 @@ import asyncio
 import socket
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import echostore
 from echostore.kernel.errors import Unreachable, UsageError
-from echostore.mesh import node as mesh_node
 from echostore.mesh.node import Standing
 from echostore.peer.network import parse_address
 from echostore.wire.mesh import Offer, party_tag
@@ -84,7 +84,7 @@ def test_a_device_that_shares_no_party_gets_no_tag_at_all(tmp_path: Path) -> Non
         until(lambda: len(ann.network.connections()) == 1)
         link = next(iter(ann.network.node.links.values()))
         assert link._offered == set()
-        assert link._heard == set()
+        assert link._heard == {}
 
 
 def test_a_stranger_who_knows_an_address_alone_is_not_shown_who_is_there(tmp_path: Path) -> None:
@@ -285,11 +285,10 @@ def test_noise_on_the_port_disturbs_nobody(tmp_path: Path) -> None:
         converged(trip, theirs)
 
 
-def test_a_thousand_connections_are_turned_away_and_members_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mesh_node, "HANDSHAKES_MAX", 20)
+def test_a_thousand_connections_are_turned_away_and_members_stay(tmp_path: Path) -> None:
     with peers(tmp_path, "ann", "bob") as (ann, bob):
+        limiter = ann.network.node.limiter
+        limiter.limits = replace(limiter.limits, handshakes_max=20, handshakes_per_address_max=20)
         trip = ann.create_party("Trip")
         theirs = invited(ann, trip, bob)
         where = parse_address(address(ann))

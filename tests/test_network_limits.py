@@ -78,6 +78,12 @@ class Bare:
     def shared_parties(self) -> list[PartyKey]:
         return [PARTY]
 
+    def own_device(self, device: DeviceKey) -> bool:
+        return False
+
+    def knows(self, device: DeviceKey) -> bool:
+        return True
+
     def standing(self, party: PartyKey, device: DeviceKey) -> Standing:
         return Standing.MEMBER
 

@@ -330,12 +330,12 @@ def test_a_stranger_who_introduces_itself_learns_nothing(tmp_path: Path) -> None
 
 
 def test_introductions_without_end_end_the_connection(tmp_path: Path) -> None:
-    with peers(tmp_path, "ann", "eve") as (ann, eve):
-        eve.connect(address(ann), device=ann.device)
-        (link,) = eve.network.node.links.values()
+    with peers(tmp_path, "ann", "phone") as (ann, phone):
+        joined(ann, phone)
+        (link,) = phone.network.node.links.values()
         for _ in range(FRAMES_MAX):
-            eve.network.soon(lambda: link.connection.send(Parties(())))
-        assert "without end" in ended(eve, Parties(()))
+            phone.network.soon(lambda: link.connection.send(Parties(())))
+        assert "without end" in ended(phone, Parties(()))
 
 
 def test_the_parties_of_both_devices_have_equal_states(tmp_path: Path) -> None:

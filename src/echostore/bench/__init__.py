@@ -34,6 +34,7 @@ BENCHES: dict[str, str] = {
     "open": "echostore.bench.opening",
     "live-query": "echostore.bench.live_query",
     "network": "echostore.bench.network",
+    "strangers": "echostore.bench.strangers",
     "thin": "echostore.bench.thin",
     "epochs": "echostore.bench.epochs",
     "views": "echostore.bench.views",

@@ -41,6 +41,8 @@ STORE_BLOBS: Final = 8192
 STORE_BYTES: Final = 8 * 1024 * 1024
 """Blobs that are kept in one transaction while more are coming: each costs a sync of the disk."""
 
+POISONERS_MAX: Final = 1_024
+
 Follow = Callable[[Cid, bytes], Iterable[Cid]]
 """What a blob leads to: further blobs to fetch."""
 
@@ -118,7 +120,8 @@ class BlobExchange:
         self._queues: dict[Link, deque[_Order]] = {}
         self._serving: dict[Link, asyncio.Task[None]] = {}
         self._turns: Turns[None] = Turns()
-        self.poisoners: set[DeviceKey] = set()
+        self.poisoners: dict[DeviceKey, None] = {}
+        """Devices that gave a blob which is not what its CID says; the oldest are forgotten."""
         self.given: dict[DeviceKey, int] = {}
         """Blobs that each device has given since the start."""
 
@@ -258,12 +261,13 @@ class BlobExchange:
         state = self._fetching.get(party)
         for cid, data in zip(cids, several, strict=True):
             if not matches(cid, data):
-                self.poisoners.add(link.device)
+                self._poisoned(link.device)
                 self._node.counters.scores["poison"] += 1
                 link.connection.end(Ended("poison", "a blob that is not what its CID says", theirs=True))
                 return
             if state is None or not state.wants.arrived(link, cid, len(data)):
                 continue  # late, from a second source
+            link.useful()
             self.given[link.device] = self.given.get(link.device, 0) + 1
             state.arrived[cid] = data
             state.arrived_bytes += len(data)
@@ -273,6 +277,11 @@ class BlobExchange:
                     waiter.came.append((cid, data))
         if state is not None:
             state.moved.set()
+
+    def _poisoned(self, device: DeviceKey) -> None:
+        self.poisoners[device] = None
+        if len(self.poisoners) > POISONERS_MAX:
+            del self.poisoners[next(iter(self.poisoners))]
 
     # serving
 

@@ -2,6 +2,8 @@
 
     stream -> SecureChannel -> on_frame(frame)          send(frame) -> SecureChannel -> stream
 
+A connection to a stranger is metered (`Meter`): it is read in small pieces, each of which waits for its turn.
+
 It ends, with a reason that both sides can count, when the other side says goodbye, breaks the channel, is silent for
 SILENCE_S, takes longer than FRAME_PATIENCE_S over one frame, or does not take what it is sent. What is under way to a
 slow peer is bounded: `writable` turns False at WRITE_BYTES_HIGH and the sessions stop reading from disk for it.
@@ -15,9 +17,9 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from echostore.kernel.ids import DeviceKey
 from echostore.mesh.secure_channel import ChannelFailed, KnownKeys, Recognise, SecureChannel
@@ -37,6 +39,10 @@ FAREWELL_S: Final = 1.0
 WRITE_BYTES_HIGH: Final = 4 * 1024 * 1024
 WRITE_BYTES_LOW: Final = 1024 * 1024
 READ_BYTES: Final = 256 * 1024
+METERED_READ_BYTES: Final = 4 * 1024
+"""Of a stranger, or in a handshake: what is done at once with so much delays nobody."""
+BUFFER_BYTES: Final = 64 * 1024
+"""What waits to be read of one connection, about; then the other side's kernel keeps it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,20 @@ class Ended:
     reason: str
     detail: str = ""
     theirs: bool = False
+
+
+class Meter(Protocol):
+    """Counts what a stranger sends, and lets it wait for its turn."""
+
+    def received(self, size_bytes: int) -> None: ...
+    def frame(self) -> None: ...
+    async def turn(self, act: Callable[[], None]) -> None:
+        """Do something for the stranger when it may be done."""
+        ...
+
+
+Turn = Callable[[Callable[[], list[bytes]]], Awaitable[list[bytes]]]
+"""Does a step of a handshake when it may be done."""
 
 
 class ConnectionFailed(Exception):
@@ -70,6 +90,8 @@ class Connection:
         self.bytes_sent = 0
         self.round_trip_s: float | None = None
         self.ended: Ended | None = None
+        self.meter: Meter | None = None
+        """While the device is a stranger."""
         self._reader, self._writer, self._channel = reader, writer, channel
         self._loop = asyncio.get_running_loop()
         self._heard_at = self._frame_at = self._drained_at = self._loop.time()
@@ -92,12 +114,21 @@ class Connection:
         return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "")
 
     @property
+    def host(self) -> str:
+        peer = self._writer.get_extra_info("peername")
+        return str(peer[0]) if isinstance(peer, tuple) else str(peer or "")
+
+    @property
     def writable(self) -> bool:
         return self._writable
 
+    def read_at_once(self, size_bytes: int) -> None:
+        """How much is taken from the socket at a time."""
+        read_at_once(self._writer, size_bytes)
+
     def send(self, frame: MeshFrame) -> None:
         """Queue a frame; nothing happens on a connection that has ended."""
-        if self.ended is not None:
+        if self.ended is not None or self._writer.transport.is_closing():
             return
         plain = encode_mesh_frame(frame)
         with self._leaving:
@@ -148,15 +179,23 @@ class Connection:
         """Hand over frames until the connection ends; returns why it did. `first` came with the handshake."""
         keeper = asyncio.create_task(self._keep())
         try:
-            self._take(first, on_frame)
+            if self.meter is None or not first:
+                self._take(first, on_frame)
+            else:
+                await self.meter.turn(lambda: self._take(first, on_frame))
             while self.ended is None:
-                data = await self._reader.read(READ_BYTES)
+                meter = self.meter
+                data = await self._reader.read(READ_BYTES if meter is None else METERED_READ_BYTES)
                 if not data:
                     self.end(Ended("closed"))
                     break
                 self.bytes_received += len(data)
                 self._heard_at = self._loop.time()
-                self._take(self._channel.receive(data), on_frame)
+                if meter is None:
+                    self._take(self._channel.receive(data), on_frame)
+                else:
+                    meter.received(len(data))
+                    await meter.turn(lambda data=data: self._take_metered(data, on_frame))  # type: ignore[misc]  # bound now
         except ChannelFailed as failure:
             self.end(Ended(str(failure.reason), failure.detail, theirs=True))
         except MalformedFrame as error:
@@ -191,11 +230,19 @@ class Connection:
         # What is still to be sent goes first; a peer that does not take it does not keep the connection for ever.
         self._loop.call_later(FAREWELL_S, self._writer.transport.abort)
 
+    def _take_metered(self, data: bytes, on_frame: Callable[[MeshFrame], None]) -> None:
+        if self.ended is None:
+            self._take(self._channel.receive(data), on_frame)
+
     def _take(self, frames: list[bytes], on_frame: Callable[[MeshFrame], None]) -> None:
         now = self._loop.time()
         if frames or not self._channel.in_frame:
             self._frame_at = now
         for data in frames:
+            if self.meter is not None:
+                self.meter.frame()
+                if self.ended is not None:
+                    return
             frame = decode_mesh_frame(data)
             if isinstance(frame, Ping):
                 self.send(Pong(frame.number))
@@ -285,14 +332,19 @@ async def accept(
     *,
     recognise: Recognise | None = None,
     timeout_s: float = HANDSHAKE_S,
+    turn: Turn | None = None,
 ) -> Handshaken:
     """Shake hands with who dialled us; ConnectionFailed says why not. The device is shown to those whom `recognise`
-    knows, and without it to those who know the device."""
-    return await _shake(reader, writer, SecureChannel(device, initiator=False, recognise=recognise), timeout_s)
+    knows, and without it to those who know the device. Each step waits for its turn."""
+    return await _shake(reader, writer, SecureChannel(device, initiator=False, recognise=recognise), timeout_s, turn)
 
 
 async def _shake(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, channel: SecureChannel, timeout_s: float
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    channel: SecureChannel,
+    timeout_s: float,
+    turn: Turn | None = None,
 ) -> Handshaken:
     first: list[bytes] = []
     try:
@@ -304,10 +356,13 @@ async def _shake(
                     await writer.drain()
                 if channel.ready:
                     break
-                data = await reader.read(READ_BYTES)
+                data = await reader.read(METERED_READ_BYTES)
                 if not data:
                     raise ConnectionFailed(Ended("closed", "during the handshake"))
-                first += channel.receive(data)
+                if turn is None:
+                    first += channel.receive(data)
+                else:
+                    first += await turn(lambda data=data: channel.receive(data))  # type: ignore[misc]  # bound now
     except ChannelFailed as failure:
         writer.write(channel.take_outgoing())  # what tells the other side why
         await _finish(writer)
@@ -321,7 +376,15 @@ async def _shake(
     except ConnectionFailed:
         await _finish(writer)
         raise
+    except asyncio.CancelledError:  # displaced by another handshake, or the node closes
+        writer.transport.abort()
+        raise
     return Handshaken(Connection(reader, writer, channel, dialled=channel.initiator), first)
+
+
+def read_at_once(writer: asyncio.StreamWriter, size_bytes: int) -> None:
+    """How much is taken from a socket at a time: asyncio's transports keep that in an attribute."""
+    writer.transport.max_size = size_bytes  # type: ignore[attr-defined]  # of a socket's transport
 
 
 async def _finish(writer: asyncio.StreamWriter) -> None:

@@ -16,6 +16,7 @@ from echostore.kernel.sync.endpoint import Endpoint
 from echostore.kernel.sync.events import Close, Effect, Progress, Score, Unobtainable, Writable
 from echostore.kernel.sync.frames import Blocks, FeedTip, Frame, RefusalReason
 from echostore.kernel.sync.port import Rejection, SyncPort
+from echostore.kernel.sync.session import TRACKS_HEARD_MAX
 from echostore.mesh.connection import Ended
 from echostore.mesh.farewell import FAREWELL_S, FarewellPort
 from echostore.mesh.policy import Flow, incoming, outgoing, refused
@@ -28,14 +29,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("echostore.mesh")
 
 STRAIGHT_LINKS_MAX: Final = 8
-"""So many connections may get news from the thread that wrote it; with more, the node's loop sends to all."""
+"""So many connections may get news from the thread that wrote it; with more, the node's loop sends to all. Strangers get none."""
+
+NEWCOMER_FEEDS_MAX: Final = 128
+"""Feeds that a device may name which is not known as a member: its own, and those that admitted it."""
 
 
 class NewcomerPort:
     """A party as a device sees it that is not known as a member: it may hand over control blocks, and gets nothing."""
 
-    def __init__(self, port: SyncPort) -> None:
-        self._port = port
+    def __init__(self, port: SyncPort, useful: Callable[[], None] = lambda: None) -> None:
+        """`useful` hears of blocks that were taken into a feed that counts."""
+        self._port, self._useful = port, useful
 
     def feeds(self) -> Iterable[FeedTip]:
         return [tip for tip in self._port.feeds() if tip.kind == CONTROL]
@@ -57,7 +62,12 @@ class NewcomerPort:
     def ingest(self, key: FeedKey, kind: str, start: int, payloads: Sequence[bytes], head: Head) -> int | Rejection:
         if kind != CONTROL:
             return Rejection(Reason.UNADMITTED)
-        return self._port.ingest(key, kind, start, payloads, head)
+        before = self.tips(key)
+        result = self._port.ingest(key, kind, start, payloads, head)
+        after = self.tips(key)
+        if after and (not before or after[0].tip.length > before[0].tip.length):
+            self._useful()
+        return result
 
     def processed_length(self, key: FeedKey) -> int:
         return 0
@@ -94,7 +104,7 @@ class PartyChannel:
         self.farewell = None
         if proof is not None:
             self.farewell = FarewellPort(port, proof, link.node.peer.departure_blobs(party))
-        view: SyncPort = self.farewell or (NewcomerPort(port) if newcomer else port)
+        view: SyncPort = self.farewell or (NewcomerPort(port, link.useful) if newcomer else port)
         # A newcomer is told no tips (it could not ask for them anyway) and may only bring.
         self._flow = Flow.DOWN if newcomer else Flow.UP if self.farewell else link.node.peer.flow(link.device)
         self._endpoint = Endpoint(
@@ -106,6 +116,7 @@ class PartyChannel:
             intake=lambda arrived, act: link.node.intake.arrived(link.device, arrived, lambda: self._take_in(act)),
             last=lambda feed: link.node.intake.last(feed, self._loop.time()),
             straight=self._send_straight,
+            heard_max=NEWCOMER_FEEDS_MAX if newcomer else TRACKS_HEARD_MAX,
         )
 
     @property
@@ -192,7 +203,7 @@ class PartyChannel:
     def _send_straight(self, written: Blocks) -> bool:
         """Send news in the thread that wrote it, which is not to be kept busy with many links."""
         link, node = self._link, self._link.node
-        if node.reviews_asked != node.reviews_done or len(node.links) > STRAIGHT_LINKS_MAX:
+        if node.reviews_asked != node.reviews_done or node.limiter.known > STRAIGHT_LINKS_MAX:
             return False
         if outgoing(self._flow, written) is None:
             return False
@@ -204,7 +215,8 @@ class PartyChannel:
             if self.farewell.heard(effect):
                 self._loop.call_soon(link.part, self._channel)
         elif isinstance(effect, Progress):
-            link.node.peer.progressed(self.party, link.device, effect)
+            if not self.newcomer:  # what it says to hold is nobody's business before it is a member
+                link.node.peer.progressed(self.party, link.device, effect)
         elif isinstance(effect, Unobtainable):
             if effect.reason is RefusalReason.COMPACTED:
                 link.node.peer.compacted(self.party, Cid(effect.evidence) if effect.evidence else None)

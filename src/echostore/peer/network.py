@@ -11,6 +11,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import threading
+import time
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -25,6 +26,7 @@ from echostore.kernel.sync.turns import OverQuota, Quotas
 from echostore.kernel.sync.turns import Standing as QuotaStanding
 from echostore.mesh.blob_exchange import BlobExchange, Follow
 from echostore.mesh.connection import ConnectionFailed, Ended
+from echostore.mesh.connection_limits import address_group
 from echostore.mesh.node import Link, Node, Standing
 from echostore.mesh.policy import Flow
 from echostore.mesh.secure_channel import KnownKeys, Presented, Refusal
@@ -49,6 +51,9 @@ if TYPE_CHECKING:
 
 CALL_S = 30.0
 """How long a call into the node's thread may take; dials end earlier by themselves."""
+
+KNOWN_S = 1.0
+"""How old the list of known devices may be by which strangers are told from members."""
 
 _T = TypeVar("_T")
 
@@ -84,6 +89,8 @@ class Network:
         self._flows: dict[bytes, Flow] = {}
         self._watched: weakref.WeakSet[PartyProcessor] = weakref.WeakSet()
         self.seen: dict[bytes, Seen] = {}
+        self._known: set[bytes] = set()
+        self._known_at = -float("inf")
         self.node = Node(self)
         self.node.intake.set_quotas(quotas_of(peer.meta))
         self.inviting = Inviting(peer, self)
@@ -96,7 +103,7 @@ class Network:
         self.node.roots = self.root_lines
         self.node.on_member.append(self.root_lines.opened)
         self.node.on_member.append(self.reach_book.tell_own)
-        self.node.on_link.append(lambda link: self.soon(self.own_devices.review))
+        self.node.on_link.append(self._linked)
         self.blobs = BlobExchange(self.node, self)
         self.node.blobs = self.blobs
         self.bootstraps = Bootstraps(peer, self)
@@ -282,6 +289,11 @@ class Network:
         over = turns.over_blocks
         return IntakeStatus(len(turns), over[OverQuota.FEED], over[OverQuota.DEVICE], turns.slowed_blocks)
 
+    @property
+    def lockouts(self) -> list[str]:
+        """Why members may be locked out, as of the last minute."""
+        return self.node.limiter.lockouts(self._loop.time())
+
     def quota_of_feed(self, feed: bytes) -> QuotaStanding | None:
         """What a feed has left of its quota; None when nothing of it came lately."""
         return self.node.intake.turns.of_feed(FeedKey(feed), self._loop.time())
@@ -307,6 +319,7 @@ class Network:
 
     def parties_changed(self) -> None:
         """Parties were opened, paused or closed here: the links are told."""
+        self._known_at = -float("inf")
         if not self._closed:
             self.node.reviews_asked += 1
             self.soon(self.node.review)
@@ -404,6 +417,24 @@ class Network:
             return Standing.MEMBER
         return Standing.REMOVED
 
+    def own_device(self, device: DeviceKey) -> bool:
+        return device in self.own_devices.known()
+
+    def knows(self, device: DeviceKey) -> bool:
+        now = time.monotonic()
+        if now - self._known_at > KNOWN_S:
+            self._known, self._known_at = self._known_devices(), now
+        return device in self._known
+
+    def _known_devices(self) -> set[bytes]:
+        found: set[bytes] = set(self.own_devices.known())
+        with self._peer.lock:
+            for party in self.shared_parties():
+                machine = self._peer.held(party).runtime.processor.membership.machine
+                members = {member.identity for member in machine.members if member.role}
+                found |= {each.device for each in machine.devices if each.identity in members and not each.revoked}
+        return found
+
     def departure(self, party: PartyKey, device: DeviceKey) -> list[FeedTip]:
         with self._peer.lock:
             processor = self._peer.held(party).runtime.processor
@@ -477,9 +508,22 @@ class Network:
     def connected(self, device: DeviceKey, address: str) -> None:
         self.seen[device] = Seen(device, address, self._peer.now_ms(), "")
 
+    def recall(self, seen: Seen) -> None:
+        """What an earlier process has seen: handshakes from there go before others."""
+        self.seen.setdefault(seen.device, seen)
+        host, colon, _ = seen.address.rpartition(":")
+        if colon:
+            address = address_group(host.removeprefix("[").removesuffix("]"))
+            self.soon(lambda: self.node.limiter.remember(address))
+
     def disconnected(self, device: DeviceKey, ended: Ended) -> None:
         known = self.seen.get(device)
         self.seen[device] = Seen(device, known.address if known else "", self._peer.now_ms(), ended.reason)
+
+    def _linked(self, link: Link) -> None:
+        """Another device of this identity may have come; a stranger introduces itself first."""
+        if link.known:
+            self.soon(self.own_devices.review)
 
     def _watch(self, party: "Party") -> None:
         """Hear of it when control changes who belongs."""

@@ -118,6 +118,8 @@ class Service:
                 self.peer.lock.release()
         if not self.network.alive:
             problems.append("the network thread has ended")
+        else:
+            problems += [f"members may be locked out: {why}" for why in self.network.lockouts]
         left = shutil.disk_usage(self.peer.home.path).free
         if left < PROBE_BYTES:
             problems.append(f"the disk of the home is full: {left:,} bytes are left")
@@ -127,7 +129,7 @@ class Service:
         kept = self.peer.meta.setting(SEEN_SETTING, {})
         for device, (address, at_ms, ended) in kept.items():
             key = bytes.fromhex(device)
-            self.peer.network.seen.setdefault(key, Seen(key, address, at_ms, ended or "restart"))
+            self.peer.network.recall(Seen(key, address, at_ms, ended or "restart"))
 
     def _save_seen(self) -> None:
         newest = sorted(self.peer.network.seen.copy().values(), key=lambda seen: seen.at_ms)[-SEEN_MAX:]

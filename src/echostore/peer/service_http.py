@@ -154,6 +154,27 @@ class _Collector:
             counters.bytes_sent + sum(each.bytes_sent for each in connections),
         )
         yield counter("received_frames", "Frames received from other peers.", counters.frames_received)
+        yield counter("offers_forgotten", "Parties named by a device beyond its bound.", counters.offers_forgotten)
+        limiter, limited = network.node.limiter, network.node.limiter.counters
+        yield gauge("strangers", "Connected devices that share no party.", limiter.strangers)
+        yield gauge("strangers_held_bytes", "What these have sent so far.", limiter.strangers_bytes)
+        yield gauge("handshakes", "Connections whose handshake is not over.", limiter.handshakes)
+        yield counters_by("strangers_evicted", "Strangers that had to go.", "reason", {**limited.evicted})
+        yield counter("strangers_refused", "Strangers for whom there was no room.", limited.strangers_refused)
+        yield counter("strangers_bytes", "Bytes received from strangers.", limited.size_bytes)
+        yield counter("strangers_frames", "Frames received from strangers.", limited.frames)
+        yield counters_by(
+            "handshakes_displaced", "Handshakes that others displaced.", "reason", dict(limited.displaced)
+        )
+        yield counter("handshakes_starved", "Handshakes that waited too long for their turn.", limited.starved)
+        yield counter("known_refused", "Known devices for which there was no room.", limited.known_refused)
+        work = {"handshake": network.node.handshake_work, "frame": network.node.stranger_work}
+        seconds = CounterMetricFamily("echostore_strangers_seconds", "CPU time spent for strangers.", labels=["work"])
+        waiting = GaugeMetricFamily("echostore_strangers_waiting", "Work of strangers that waits.", labels=["work"])
+        for kind, queue in work.items():
+            seconds.add_metric([kind], queue.share.spent_s)
+            waiting.add_metric([kind], queue.waiting)
+        yield from (seconds, waiting)
         intake = network.intake
         over = {"feed": intake.over_feed_blocks, "device": intake.over_device_blocks}
         yield counters_by("over_quota_blocks", "Blocks that came beyond a quota, by whose.", "quota", over)

@@ -29,7 +29,7 @@ from echostore.kernel.sync.events import (
 )
 from echostore.kernel.sync.frames import Blocks, FeedTip, Frame
 from echostore.kernel.sync.port import SyncPort, answer
-from echostore.kernel.sync.session import Session
+from echostore.kernel.sync.session import TRACKS_HEARD_MAX, Session
 
 
 class Endpoint:
@@ -46,11 +46,12 @@ class Endpoint:
         intake: Callable[[Ingest, Callable[[], None]], None] = lambda arrived, act: act(),
         last: Callable[[FeedKey], bool] = lambda feed: False,
         straight: Callable[[Blocks], bool] = lambda written: False,
+        heard_max: int = TRACKS_HEARD_MAX,
     ) -> None:
         """`defer` runs an action in the one thread that this endpoint lives in: the port may call from others. `intake`
         does so too, once it is a range's turn; feeds of which `last` says so are asked for after all others. `straight`
         sends news from whatever thread wrote it; False when it has to go the usual way."""
-        self.session = Session(last)
+        self.session = Session(last, heard_max=heard_max)
         self._intake = intake
         self._port, self._send, self._clock, self._tell, self._defer = port, send, clock, tell, defer
         self._events: deque[Event] = deque()

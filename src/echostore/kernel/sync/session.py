@@ -101,8 +101,11 @@ UNASKED_BYTES_MAX = 64 * 1024 * 1024
 class Session:
     """See the module. `receive` is the only way in; `wake_at` says when a Tick is due."""
 
-    def __init__(self, last: Callable[[FeedKey], bool] = lambda feed: False) -> None:
-        """`last` says which feeds are asked for after all others, as of now (`turns`)."""
+    def __init__(
+        self, last: Callable[[FeedKey], bool] = lambda feed: False, *, heard_max: int = TRACKS_HEARD_MAX
+    ) -> None:
+        """`last` says which feeds are asked for after all others, as of now (`turns`); `heard_max`, how many feeds that
+        are not followed here the other side may name."""
         self.closed = False
         self._started = False
         self._writable = True
@@ -110,7 +113,9 @@ class Session:
         self._effects: list[Effect] = []
         self._progress: list[Progress] = []
         self._tracks: dict[FeedKey, Track] = {}
-        self._heard_count = 0
+        self._heard_of: set[FeedKey] = set()
+        """Feeds that only the other side knows, also those that were refused since."""
+        self._heard_max = heard_max
         self._heard_at = 0.0
         self._unasked_bytes = 0
         self._telling = Telling()
@@ -269,10 +274,10 @@ class Session:
         for each in tips:
             track = self._tracks.get(each.feed)
             if track is None:
-                if self._heard_count >= TRACKS_HEARD_MAX:
+                if len(self._heard_of) >= self._heard_max:
                     continue
                 track = self._tracks[each.feed] = Track(each.feed, each.kind, Standing.HEARD)
-                self._heard_count += 1
+                self._heard_of.add(each.feed)
                 self._effects.append(FeedHeard(each.feed, each.kind))
             if each.branch:
                 # A branch of a feed that is not known yet is not answered, so it is announced again when it is.
@@ -381,7 +386,7 @@ class Session:
         if track is None:
             track = self._tracks[feed.feed] = Track(feed.feed, feed.kind, Standing.KNOWN)
         elif track.standing is not Standing.KNOWN:
-            self._heard_count -= track.standing is Standing.HEARD
+            self._heard_of.discard(feed.feed)
             # What limbo asked for was asked under other limits.
             self._asking.drop_arrivals(track)
             track.standing, track.goal = Standing.KNOWN, None
@@ -408,7 +413,6 @@ class Session:
 
     def _refuse(self, track: Track) -> None:
         """Nothing more is asked of this feed."""
-        self._heard_count -= track.standing is Standing.HEARD
         track.standing = Standing.REFUSED
         self._asking.drop_arrivals(track)
         self._review(track)
