@@ -5,6 +5,7 @@ Real sockets. Eve is a member whose program is not ours: she has her keys and sa
 
 import asyncio
 import contextlib
+import itertools
 import resource
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import pytest
 from echostore.kernel.feed import Head
 from echostore.kernel.ids import DeviceKey, FeedKey
 from echostore.kernel.sync.frames import PROTOCOL_VERSION, Ack, Announce, Blocks, FeedTip, Frame, Hello, Tip
+from echostore.mesh.connection import FRAME_BYTES_MAX as CONNECTION_FRAME_BYTES_MAX
 from echostore.mesh.connection import Connection, open_connection
 from echostore.mesh.secure_channel import FRAME_BYTES_MAX
 from echostore.peer.network import parse_address
@@ -166,6 +168,38 @@ def test_what_is_no_frame_ends_the_connection(
     scene.say(act)
     until(lambda: scene.counted(reason) == before + 1)
     scene.undisturbed()
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "never whole"])
+def test_a_frame_of_more_than_a_block_that_nobody_asked_for_ends_the_connection(scene: Scene, whole: bool) -> None:
+    before = scene.counted("oversize")
+
+    async def act(connection: Connection) -> None:
+        data = connection._channel.send(bytes(CONNECTION_FRAME_BYTES_MAX + (1 << 20)))
+        connection._writer.write(data if whole else data[:-1])
+        await connection._writer.drain()
+
+    scene.say(act)
+    until(lambda: scene.counted("oversize") == before + 1)
+    scene.undisturbed()
+
+
+def test_a_range_of_more_than_a_block_arrives_when_it_is_asked_for(tmp_path: Path) -> None:
+    with peers(tmp_path, "ann", "bob") as (ann, bob):
+        trip = ann.create_party("Trip")
+        bobs = invited(ann, trip, bob)
+        with ann.lock:  # nothing is signed before all is written
+            for _ in range(10):
+                trip.create("property-set", type="large", data=bytes(900_000))
+            trip.flush()
+        assert trip.runtime.data is not None
+        own = trip.runtime.data.cursor.key
+        covered = [head.length for head in trip.runtime.feeds.heads(own)]
+        sizes = [len(block.payload) for block in trip.runtime.feeds.read(own, 0, 10_000)]
+        ranges = [sum(sizes[start:end]) for start, end in itertools.pairwise((0, *covered))]
+        assert max(ranges) > CONNECTION_FRAME_BYTES_MAX
+        until(lambda: bobs.query(type="large").count() == 10)
+        assert bob.network.node.counters.ended["oversize"] == ann.network.node.counters.ended["oversize"] == 0
 
 
 def test_blocks_of_another_party_are_refused_and_counted(scene: Scene) -> None:

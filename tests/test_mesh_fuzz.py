@@ -82,6 +82,9 @@ class Wire:
     def read_at_once(self, size_bytes: int) -> None:
         pass
 
+    def expect_frame(self, size_bytes: int) -> None:
+        pass
+
     def end(self, ended: Ended) -> None:
         self.ended = self.ended or ended
 

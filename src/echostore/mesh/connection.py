@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from echostore.kernel.ids import DeviceKey
+from echostore.kernel.limits import BLOCK_BYTES_MAX
 from echostore.mesh.secure_channel import ChannelFailed, KnownKeys, Recognise, SecureChannel
 from echostore.wire.mesh import Goodbye, MeshFrame, Ping, Pong, decode_mesh_frame, encode_mesh_frame
 from echostore.wire.signing import SigningKey
@@ -41,6 +42,8 @@ WRITE_BYTES_LOW: Final = 1024 * 1024
 READ_BYTES: Final = 256 * 1024
 METERED_READ_BYTES: Final = 4 * 1024
 """Of a stranger, or in a handshake: what is done at once with so much delays nobody."""
+FRAME_BYTES_MAX: Final = BLOCK_BYTES_MAX + 128 * 1024
+"""The longest block, what wraps it and its encryption. More is taken only after it was asked for (`expect_frame`)."""
 BUFFER_BYTES: Final = 64 * 1024
 """What waits to be read of one connection, about; then the other side's kernel keeps it."""
 
@@ -90,6 +93,9 @@ class Connection:
         self.bytes_sent = 0
         self.round_trip_s: float | None = None
         self.ended: Ended | None = None
+        self._frame_bytes_max = FRAME_BYTES_MAX
+        self._frame_bytes = 0
+        """What has come of a frame whose end has not."""
         self.meter: Meter | None = None
         """While the device is a stranger."""
         self._reader, self._writer, self._channel = reader, writer, channel
@@ -125,6 +131,10 @@ class Connection:
     def read_at_once(self, size_bytes: int) -> None:
         """How much is taken from the socket at a time."""
         read_at_once(self._writer, size_bytes)
+
+    def expect_frame(self, size_bytes: int) -> None:
+        """A range of this size was asked for: frames up to it are taken from now on."""
+        self._frame_bytes_max = max(self._frame_bytes_max, size_bytes + FRAME_BYTES_MAX - BLOCK_BYTES_MAX)
 
     def send(self, frame: MeshFrame) -> None:
         """Queue a frame; nothing happens on a connection that has ended."""
@@ -192,7 +202,7 @@ class Connection:
                 self.bytes_received += len(data)
                 self._heard_at = self._loop.time()
                 if meter is None:
-                    self._take(self._channel.receive(data), on_frame)
+                    self._take(self._receive(data), on_frame)
                 else:
                     meter.received(len(data))
                     await meter.turn(lambda data=data: self._take_metered(data, on_frame))  # type: ignore[misc]  # bound now
@@ -232,7 +242,19 @@ class Connection:
 
     def _take_metered(self, data: bytes, on_frame: Callable[[MeshFrame], None]) -> None:
         if self.ended is None:
-            self._take(self._channel.receive(data), on_frame)
+            self._take(self._receive(data), on_frame)
+
+    def _receive(self, data: bytes) -> list[bytes]:
+        """The frames that are whole now; a frame that has become too long ends the connection."""
+        frames = self._channel.receive(data)
+        self._frame_bytes = len(data) if frames else self._frame_bytes + len(data)
+        if not self._channel.in_frame:
+            self._frame_bytes = 0
+        elif self._frame_bytes > self._frame_bytes_max:
+            self.end(Ended("oversize", f"a frame of more than {self._frame_bytes_max} bytes", theirs=True))
+        if max(map(len, frames), default=0) > self._frame_bytes_max:
+            self.end(Ended("oversize", f"a frame of more than {self._frame_bytes_max} bytes", theirs=True))
+        return [] if self.ended is not None else frames
 
     def _take(self, frames: list[bytes], on_frame: Callable[[MeshFrame], None]) -> None:
         now = self._loop.time()

@@ -14,7 +14,7 @@ from echostore.kernel.order import CONTROL
 from echostore.kernel.reasons import Reason
 from echostore.kernel.sync.endpoint import Endpoint
 from echostore.kernel.sync.events import Close, Effect, Progress, Score, Unobtainable, Writable
-from echostore.kernel.sync.frames import Blocks, FeedTip, Frame, RefusalReason
+from echostore.kernel.sync.frames import Blocks, FeedTip, Frame, RefusalReason, Request
 from echostore.kernel.sync.port import Rejection, SyncPort
 from echostore.kernel.sync.session import TRACKS_HEARD_MAX
 from echostore.mesh.connection import Ended
@@ -198,6 +198,8 @@ class PartyChannel:
     def _send(self, frame: Frame) -> None:
         allowed = outgoing(self._flow, frame)
         if allowed is not None:
+            if isinstance(allowed, Request):
+                self._link.connection.expect_frame(allowed.bytes_max)
             self._link.connection.send(Sync(self._channel, encode_frame(allowed)))
 
     def _send_straight(self, written: Blocks) -> bool:
