@@ -140,17 +140,18 @@ def test_a_removed_member_with_new_feeds_stops_nobody(circle: Circle, tmp_path: 
 
 
 def lone_control_feed(circle: Circle) -> Liar:
-    """Ann has taken in the first block of a control feed that nobody admits."""
+    """Ann has the first block of a control feed that nobody admits, from a time when such blocks were stored."""
     liar = Liar.of(circle, "cat", kind=CONTROL)
     liar._key = SigningKey.generate()
     liar.key = liar._key.public  # type: ignore[assignment]  # a feed of its own
     liar.length, liar.link, liar.depth = 0, bytes(32), 0  # type: ignore[assignment]  # that begins
-    assert not isinstance(liar.send(liar.message(depth=1)), Rejection)
+    start, payloads, head = liar.signed(liar.message(depth=1))
+    assert isinstance(liar.deliver((start, payloads, head)), Rejection), "it is not taken any more"
+    assert not isinstance(circle.party("ann").sync_port._store(liar.key, CONTROL, start, payloads, head), Rejection)
     return liar
 
 
 def test_a_control_feed_that_no_credential_names_is_named_by_nobody(circle: Circle) -> None:
-    """Taken in for the case that it admits itself, which it never does."""
     liar = lone_control_feed(circle)
     ann = circle.party("ann")
     assert any(cursor.key == liar.key and cursor.length for cursor in ann.runtime.processor.orderer.cursors.values())

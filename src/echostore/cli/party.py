@@ -397,6 +397,7 @@ def party_fields(party: "Party") -> dict[str, Any]:
         "rejected": status.rejected,
         "rejected_by_reason": reasons,
         "unshared": status.unshared,
+        "arrived": status.arrived,
         "failure": status.failure or None,
         "disk_full": status.disk_full,
         "unstored": status.unstored,
@@ -450,6 +451,8 @@ def truth(status: "PartyStatus") -> str:
         parts.insert(0, status.lost)
     if status.standing in (REMOVED, REVOKED):
         parts.insert(0, f"you are not in this party any more ({status.standing})")
+    if not status.arrived:
+        parts.append("no other peer has taken the admission of this device: what it writes counts nowhere else yet")
     if status.unshared:
         parts.append(f"{status.unshared:,} of your own not known to be on another peer")
     if status.rejected:

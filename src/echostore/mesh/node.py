@@ -25,10 +25,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, Protocol
 
-from echostore.kernel.ids import Cid, DeviceKey, PartyKey
+from echostore.kernel.feed import Head
+from echostore.kernel.ids import Cid, DeviceKey, FeedKey, PartyKey
 from echostore.kernel.sync.events import Progress
 from echostore.kernel.sync.frames import FeedTip
-from echostore.kernel.sync.port import SyncPort
+from echostore.kernel.sync.port import Rejection, SyncPort
 from echostore.mesh.connection import (
     BUFFER_BYTES,
     HANDSHAKE_S,
@@ -151,6 +152,12 @@ class MeshPeer(Protocol):
 
     def flow(self, device: DeviceKey) -> Flow: ...
     def sync_port(self, party: PartyKey) -> SyncPort: ...
+    def ingest_newcomer(
+        self, party: PartyKey, device: DeviceKey, key: FeedKey, start: int, payloads: Sequence[bytes], head: Head
+    ) -> int | Rejection:
+        """Blocks of a control feed that a device brings which is not known as a member."""
+        ...
+
     def progressed(self, party: PartyKey, device: DeviceKey, progress: Progress) -> None: ...
     def compacted(self, party: PartyKey, evidence: Cid | None) -> None:
         """Another peer has blocks no more that are lacking here: an epoch stands for them.

@@ -35,12 +35,15 @@ NEWCOMER_FEEDS_MAX: Final = 128
 """Feeds that a device may name which is not known as a member: its own, and those that admitted it."""
 
 
+IngestControl = Callable[[FeedKey, int, Sequence[bytes], Head], int | Rejection]
+
+
 class NewcomerPort:
     """A party as a device sees it that is not known as a member: it may hand over control blocks, and gets nothing."""
 
-    def __init__(self, port: SyncPort, useful: Callable[[], None] = lambda: None) -> None:
-        """`useful` hears of blocks that were taken into a feed that counts."""
-        self._port, self._useful = port, useful
+    def __init__(self, port: SyncPort, ingest: IngestControl, useful: Callable[[], None]) -> None:
+        """`ingest` takes blocks of control feeds; `useful` hears of those that were taken into a feed that counts."""
+        self._port, self._ingest, self._useful = port, ingest, useful
 
     def feeds(self) -> Iterable[FeedTip]:
         return [tip for tip in self._port.feeds() if tip.kind == CONTROL]
@@ -63,7 +66,7 @@ class NewcomerPort:
         if kind != CONTROL:
             return Rejection(Reason.UNADMITTED)
         before = self.tips(key)
-        result = self._port.ingest(key, kind, start, payloads, head)
+        result = self._ingest(key, start, payloads, head)
         after = self.tips(key)
         if after and (not before or after[0].tip.length > before[0].tip.length):
             self._useful()
@@ -104,7 +107,7 @@ class PartyChannel:
         self.farewell = None
         if proof is not None:
             self.farewell = FarewellPort(port, proof, link.node.peer.departure_blobs(party))
-        view: SyncPort = self.farewell or (NewcomerPort(port, link.useful) if newcomer else port)
+        view: SyncPort = self.farewell or (self._newcomer_port(port) if newcomer else port)
         # A newcomer is told no tips (it could not ask for them anyway) and may only bring.
         self._flow = Flow.DOWN if newcomer else Flow.UP if self.farewell else link.node.peer.flow(link.device)
         self._endpoint = Endpoint(
@@ -118,6 +121,10 @@ class PartyChannel:
             straight=self._send_straight,
             heard_max=NEWCOMER_FEEDS_MAX if newcomer else TRACKS_HEARD_MAX,
         )
+
+    def _newcomer_port(self, port: SyncPort) -> NewcomerPort:
+        peer, device = self._link.node.peer, self._link.device
+        return NewcomerPort(port, lambda *blocks: peer.ingest_newcomer(self.party, device, *blocks), self._link.useful)
 
     @property
     def for_member(self) -> bool:

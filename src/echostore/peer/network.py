@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from echostore.kernel.errors import Closed, EchoError, NotFound, Refused, TimedOut, Unreachable, UsageError
+from echostore.kernel.feed import Head
 from echostore.kernel.ids import KEY_BYTES, Cid, DeviceKey, FeedKey, PartyKey
 from echostore.kernel.order import CONTROL
 from echostore.kernel.sync.events import Progress
@@ -41,7 +42,7 @@ from echostore.peer.quotas import IntakeStatus, keep_quotas, quotas_of
 from echostore.store.meta_store import PartyState
 
 if TYPE_CHECKING:
-    from echostore.kernel.sync.port import SyncPort
+    from echostore.kernel.sync.port import Rejection, SyncPort
     from echostore.mesh.lan_mdns import LanDiscovery
     from echostore.peer.party import Party
     from echostore.peer.peer import Peer
@@ -463,6 +464,11 @@ class Network:
 
     def sync_port(self, party: PartyKey) -> "SyncPort":
         return self._peer.sync_port(party)
+
+    def ingest_newcomer(
+        self, party: PartyKey, device: DeviceKey, key: FeedKey, start: int, payloads: Sequence[bytes], head: Head
+    ) -> "int | Rejection":
+        return self._peer.sync_port(party).ingest(key, CONTROL, start, payloads, head, newcomer=device)
 
     def _open(self, party: PartyKey) -> "Party":
         """A party of a channel; Closed when it was closed or forgotten here meanwhile."""

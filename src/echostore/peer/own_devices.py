@@ -303,12 +303,14 @@ class OwnDevices:
         self._unsettled -= done
 
     def settled(self, entered: Iterable[PartyKey], timeout: float | None) -> "list[Party]":
-        """Parties that were just entered, once this device may use all of them; at once without a timeout."""
+        """Parties that were just entered, once this device may use all of them and others know it; at once without a timeout."""
         parties = [self._peer.held(key) for key in entered]
         if timeout is not None:
             deadline = time.monotonic() + timeout
             for party in parties:
                 party.wait_admitted(max(0.0, deadline - time.monotonic()))
+            for party in parties:
+                party.wait_arrived(max(0.0, deadline - time.monotonic()))
         return parties
 
     # asking

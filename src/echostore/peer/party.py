@@ -668,6 +668,34 @@ class Party(CapabilityIssuing):
             raise Unreachable(f"no member of the party is connected, and {lacks} has arrived here", **left)
         raise TimedOut(f"{lacks} has arrived here in {timeout:g} s", **left)
 
+    @property
+    def arrived(self) -> bool:
+        """Whether another peer is known to hold what this device admits itself with; true for a device that others admit.
+
+        Until then nothing that it writes counts anywhere else.
+        """
+        with self.reading() as runtime:
+            own = runtime.control
+            return own is None or not own.cursor.length or self.shared_length(own.cursor.key) > 0
+
+    def wait_arrived(self, timeout: float | None = None) -> None:
+        """Wait until this device's admission has `arrived` at another peer; TimedOut or Unreachable when it does not."""
+        if self.wait_for(lambda: self.arrived, timeout):
+            return
+        left = {
+            "unchanged": "The party is in this home, and what is written here stays here until then.",
+            "next_step": "Keep this peer running (`echostore serve`), or connect to another member.",
+        }
+        if not self.peer.on_network or not self.peer.network.connected_members(self.key):
+            raise Unreachable("no member is connected that could take the admission of this device", **left)
+        raise TimedOut(f"no member has taken the admission of this device in {timeout:g} s", **left)
+
+    @property
+    def heard_from_others(self) -> bool:
+        """Whether any other device has said what it holds."""
+        with self.lock:
+            return bool(self._elsewhere.devices())
+
     def notify(self) -> None:
         with self._changed:
             self._changed.notify_all()

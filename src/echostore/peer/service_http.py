@@ -7,7 +7,7 @@ import ipaddress
 import json
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Final
 
@@ -126,7 +126,7 @@ class _Collector:
         def counter(name: str, about: str, value: float) -> Any:
             return CounterMetricFamily(f"echostore_{name}", about, value=value)
 
-        def counters_by(name: str, about: str, label: str, values: dict[str, int]) -> Any:
+        def counters_by(name: str, about: str, label: str, values: Mapping[Any, int]) -> Any:
             family = CounterMetricFamily(f"echostore_{name}", about, labels=[label])
             for each, value in sorted(values.items()):
                 family.add_metric([str(each)], value)
@@ -139,10 +139,10 @@ class _Collector:
         yield gauge("local_clients", "Connections of programs of this machine.", service.local.connections)
         yield counter("connections_accepted", "Connections taken since the start.", counters.accepted)
         yield counter("connections_dialled", "Connections made since the start.", counters.dialled)
-        yield counters_by("connections_refused", "Connections that never stood.", "reason", dict(counters.refused))
-        yield counters_by("connections_ended", "Connections that ended.", "reason", dict(counters.ended))
-        yield counters_by("misbehaviour", "What other peers did wrong.", "kind", dict(counters.scores))
-        yield counters_by("failures", "Frames that made this peer fail.", "kind", dict(counters.failures))
+        yield counters_by("connections_refused", "Connections that never stood.", "reason", counters.refused)
+        yield counters_by("connections_ended", "Connections that ended.", "reason", counters.ended)
+        yield counters_by("misbehaviour", "What other peers did wrong.", "kind", counters.scores)
+        yield counters_by("failures", "Frames that made this peer fail.", "kind", counters.failures)
         yield counter(
             "received_bytes",
             "Bytes received from other peers.",
@@ -159,13 +159,11 @@ class _Collector:
         yield gauge("strangers", "Connected devices that share no party.", limiter.strangers)
         yield gauge("strangers_held_bytes", "What these have sent so far.", limiter.strangers_bytes)
         yield gauge("handshakes", "Connections whose handshake is not over.", limiter.handshakes)
-        yield counters_by("strangers_evicted", "Strangers that had to go.", "reason", {**limited.evicted})
+        yield counters_by("strangers_evicted", "Strangers that had to go.", "reason", limited.evicted)
         yield counter("strangers_refused", "Strangers for whom there was no room.", limited.strangers_refused)
         yield counter("strangers_bytes", "Bytes received from strangers.", limited.size_bytes)
         yield counter("strangers_frames", "Frames received from strangers.", limited.frames)
-        yield counters_by(
-            "handshakes_displaced", "Handshakes that others displaced.", "reason", dict(limited.displaced)
-        )
+        yield counters_by("handshakes_displaced", "Handshakes that others displaced.", "reason", limited.displaced)
         yield counter("handshakes_starved", "Handshakes that waited too long for their turn.", limited.starved)
         yield counter("known_refused", "Known devices for which there was no room.", limited.known_refused)
         work = {"handshake": network.node.handshake_work, "frame": network.node.stranger_work}
@@ -202,7 +200,7 @@ class _Collector:
             yield family
 
     def _parties(self) -> Iterator[Any]:
-        from prometheus_client.core import GaugeMetricFamily
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         blocks = GaugeMetricFamily(
             "echostore_party_blocks", "Blocks of a party: held, processed, known.", labels=["party", "state"]
@@ -216,6 +214,12 @@ class _Collector:
         unstored = GaugeMetricFamily(
             "echostore_party_unstored_changes", "Own changes that are in memory only.", labels=["party"]
         )
+        limbo = GaugeMetricFamily(
+            "echostore_party_limbo_feeds", "Control feeds that wait for their admission.", labels=["party"]
+        )
+        dropped = CounterMetricFamily(
+            "echostore_party_limbo_dropped", "Of these, those that did not get it.", labels=["party", "reason"]
+        )
         with self._service.peer.lock:
             for party in self._service.peer.open_parties():
                 name = party.key.hex()[:PARTY_DIGITS]
@@ -225,7 +229,11 @@ class _Collector:
                 unshared.add_metric([name], progress.unshared)
                 failed.add_metric([name], 1 if party.runtime.failure is not None else 0)
                 unstored.add_metric([name], party.runtime.unstored)
-        yield from (blocks, unshared, failed, unstored)
+                waiting = party.sync_port.limbo
+                limbo.add_metric([name], len(waiting))
+                dropped.add_metric([name, "expired"], waiting.expired)
+                dropped.add_metric([name, "evicted"], waiting.evicted)
+        yield from (blocks, unshared, failed, unstored, limbo, dropped)
 
 
 def _is_loopback(host: str) -> bool:

@@ -69,6 +69,8 @@ class PartyStatus:
     """Whether `failure` is a lack of space: it ends by itself once there is space."""
     unstored: int = 0
     """Changes of this device that are in memory only: shown here, not durable, and on no other peer."""
+    arrived: bool = True
+    """False when others were heard from, and none is known to hold what admits this device: what it writes counts nowhere else."""
 
 
 WRITING_ROLES = frozenset(role.label for role in Role if role is not Role.READER)
@@ -173,6 +175,7 @@ def party_status(party: "Party") -> PartyStatus:
             next_step=processor.damage.next_step if processor.damage is not None else "",
             disk_full=runtime.disk_full,
             unstored=runtime.unstored,
+            arrived=party.arrived or not party.heard_from_others,
         )
 
 

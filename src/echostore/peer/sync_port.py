@@ -11,24 +11,29 @@ from typing import TYPE_CHECKING
 
 from echostore.kernel.errors import DiskFull, StorageFailed
 from echostore.kernel.feed import Head
-from echostore.kernel.ids import FeedId, FeedKey, Link, feed_id
+from echostore.kernel.ids import DeviceKey, FeedId, FeedKey, Link, feed_id
 from echostore.kernel.order import CONTROL
 from echostore.kernel.reasons import Reason
+from echostore.kernel.sync.asking import LIMBO_RANGE_BYTES
 from echostore.kernel.sync.frames import Blocks, FeedTip, Tip
+from echostore.kernel.sync.limbo import Limbo, Waiting
 from echostore.kernel.sync.port import Gone, Rejection
 from echostore.kernel.sync.serving import PUSH_BYTES_MAX
+from echostore.peer.self_admission import opens_itself
 from echostore.store.feed_store import Append, Ingested
 from echostore.wire.control_state import EVIDENCE_KEY
+from echostore.wire.links import check_range
 from echostore.wire.signing import verify
 
 if TYPE_CHECKING:
     from echostore.peer.party import Party
 
-LIMBO_FEEDS_MAX = 64
-"""Control feeds taken in without an admission: one for each device that is being restored, with room to spare."""
+UNADMITTED_BLOCKS_MAX = 64
+"""Blocks of a feed that opens itself, before it counts: the admission stands in the first one."""
 
-LIMBO_BLOCKS_MAX = 64
-"""Blocks of each: the admission stands in the first one."""
+UNADMITTED_FEEDS_MAX = 64
+"""Feeds that open themselves and do not count yet, because the party has heard of too many or of a removal meanwhile. Only
+devices of members can make one."""
 
 
 class PartySyncPort:
@@ -40,6 +45,8 @@ class PartySyncPort:
         self._written_callbacks: list[Callable[[FeedTip, Blocks], None]] = []
         self._held_back: dict[FeedKey, int] | None = None
         """While blocks are shown that are not durable yet: what to tell once they are, of each feed once."""
+        self.limbo = Limbo()
+        self._retries = False
         self._known: set[FeedKey] = {followed.feed for followed in party.runtime.processor.admission.followed}
         self._untold: set[FeedKey] = set()
         """Feeds of others that nobody heard of while the disk was full: what they hold may be durable now."""
@@ -100,19 +107,37 @@ class PartySyncPort:
                 return branch
             return runtime.feeds.range_ending_at_head(key, start, blocks_max, bytes_max)
 
-    def ingest(self, key: FeedKey, kind: str, start: int, payloads: Sequence[bytes], head: Head) -> int | Rejection:
-        """Check and keep a range durably, and process it unless the party is paused.
+    def ingest(
+        self,
+        key: FeedKey,
+        kind: str,
+        start: int,
+        payloads: Sequence[bytes],
+        head: Head,
+        *,
+        newcomer: DeviceKey | None = None,
+    ) -> int | Rejection:
+        """Check and keep a range durably, and process it unless the party is paused. `newcomer` is who brings it, if that
+        is nobody who is known.
 
         A short range of data, such as a keystroke, is shown before it is durable: a person waits for it. Nobody is told
         that it is held before it is, and nothing that builds on it can be durable earlier.
         """
-        party = self._party
-        with party.reading() as runtime:
+        with self._party.reading() as runtime:
             if runtime.writable and runtime.open_edits and not runtime.in_batch:
                 runtime.seal_edits()
-            refused = self._refuse(key, kind, head)
-            if refused is not None:
-                return refused
+            if not self._followed(key):
+                refused = self._refuse(key, kind, start, payloads, head, newcomer)
+                if refused is not None:
+                    return refused
+            result = self._store(key, kind, start, payloads, head)
+            if kind == CONTROL and not isinstance(result, Rejection):
+                self._retry_limbo()
+            return result
+
+    def _store(self, key: FeedKey, kind: str, start: int, payloads: Sequence[bytes], head: Head) -> int | Rejection:
+        party = self._party
+        with party.reading() as runtime:
             at_once = kind != CONTROL and sum(map(len, payloads)) <= PUSH_BYTES_MAX and not runtime.processor.paused
             try:
                 if not runtime.feeds.has_feed(key):
@@ -280,18 +305,55 @@ class PartySyncPort:
         feeds = self._party.runtime.feeds
         return [FeedTip(key, kind, Tip(head.length, head.link), branch=True) for head in feeds.branch_heads(key)]
 
-    def _refuse(self, key: FeedKey, kind: str, head: Head) -> Rejection | None:
-        if self._followed(key):
+    def _refuse(
+        self,
+        key: FeedKey,
+        kind: str,
+        start: int,
+        payloads: Sequence[bytes],
+        head: Head,
+        newcomer: DeviceKey | None,
+    ) -> Rejection | None:
+        """What becomes of blocks of a feed that nobody admitted; None: the store may have them."""
+        runtime = self._party.runtime
+        feeds = runtime.feeds
+        unadmitted = Rejection(Reason.UNADMITTED, fatal=False)
+        if kind != CONTROL or runtime.processor.parent is not None:
+            return unadmitted
+        if key == feeds.about("genesis_feed"):
             return None
-        if kind != CONTROL or self._party.runtime.processor.parent is not None:
-            return Rejection(Reason.UNADMITTED, fatal=False)
-        feeds = self._party.runtime.feeds
-        genesis = feeds.about("genesis_feed")
-        limbo = [held for held in feeds.feeds() if held.kind == CONTROL and not self._followed(held.key)]
-        too_many = len(limbo) >= LIMBO_FEEDS_MAX and key not in {held.key for held in limbo}
-        if key != genesis and (too_many or head.length > LIMBO_BLOCKS_MAX):
-            return Rejection(Reason.UNADMITTED, fatal=False)
-        return None
+        if head.length > UNADMITTED_BLOCKS_MAX or sum(map(len, payloads)) > LIMBO_RANGE_BYTES:
+            return unadmitted
+        if feeds.has_feed(key) and feeds.length(key):
+            return None  # it has been judged before: it can open itself
+        if start or not payloads:
+            return unadmitted
+        if self._opens_itself(key, payloads[0]):
+            stored = sum(held.kind == CONTROL and not self._followed(held.key) for held in feeds.feeds())
+            return unadmitted if stored >= UNADMITTED_FEEDS_MAX else None
+        checked = check_range(self._party.key, key, 0, _NO_LINK, payloads, head, verify)
+        if isinstance(checked, Reason):
+            return Rejection(checked, fatal=checked is Reason.BAD_SIGNATURE)
+        waiting = Waiting(key, tuple(payloads), head, newcomer, self._party.peer.now_ms() / 1000)
+        return Rejection(Reason.WAITING) if self.limbo.keep(waiting) else unadmitted
+
+    def _opens_itself(self, key: FeedKey, payload: bytes) -> bool:
+        machine = self._party.runtime.processor.membership.machine
+        return opens_itself(self._party.key, machine, key, payload)
+
+    def _retry_limbo(self) -> None:
+        """Control has moved: what waited for its admission may be admitted by now, or can be judged."""
+        if self._retries:
+            return
+        self._retries = True
+        try:
+            self.limbo.expire(self._party.peer.now_ms() / 1000)
+            for waiting in self.limbo:
+                if self._followed(waiting.feed) or self._opens_itself(waiting.feed, waiting.payloads[0]):
+                    self.limbo.remove(waiting.feed)
+                    self._store(waiting.feed, CONTROL, 0, waiting.payloads, waiting.head)
+        finally:
+            self._retries = False
 
 
 _NO_LINK = Link(bytes(32))
