@@ -14,6 +14,8 @@ PY := $(BIN)/python
 LOCK := $(ROOT)/requirements.lock
 DEPS_STAMP := $(VENV)/.deps-installed
 SETUP_STAMP := $(VENV)/.project-installed
+DEMO_STAMP := $(VENV)/.demo-deps-installed
+DEMO_SETUP_STAMP := $(VENV)/.demo-installed
 
 # Interpreters that are tried for the virtual environment, best first. Override with `make setup PYTHON=...`.
 PYTHON ?=
@@ -32,23 +34,45 @@ help: ## list the targets (default)
 setup: $(SETUP_STAMP) ## create .venv from requirements.lock and install the project editable
 	@echo "setup: .venv is up to date"
 
-$(DEPS_STAMP): $(LOCK)
-	@found=; \
-	for candidate in $(CANDIDATES); do \
-	  if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then found="$$candidate"; break; fi; \
-	done; \
-	if [ -z "$$found" ]; then \
-	  echo "setup: no Python 3.11 or newer with venv found (tried: $(CANDIDATES)); install one, e.g. 'apt install python3.11-venv', 'brew install python@3.13' or 'pyenv install 3.13', or name it: make setup PYTHON=/path/to/python3" >&2; \
-	  exit 1; \
-	fi; \
-	echo "setup: creating .venv with $$("$$found" --version) and installing requirements.lock"; \
-	"$$found" -m venv --clear $(VENV); \
-	$(PY) -m pip install -qq --disable-pip-version-check --require-hashes -r $(LOCK)
-	@touch $@
+# The environment, made when there is none; a partly filled one is gone on with.
+define make_venv
+	@if [ ! -x $(PY) ]; then \
+	  found=; \
+	  for candidate in $(CANDIDATES); do \
+	    if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then found="$$candidate"; break; fi; \
+	  done; \
+	  if [ -z "$$found" ]; then \
+	    echo "setup: no Python 3.11 or newer with venv found (tried: $(CANDIDATES)); install one, e.g. 'apt install python3.11-venv', 'brew install python@3.13' or 'pyenv install 3.13', or name it: make setup PYTHON=/path/to/python3" >&2; \
+	    exit 1; \
+	  fi; \
+	  echo "setup: creating .venv with $$("$$found" --version)"; \
+	  "$$found" -m venv --clear $(VENV); \
+	fi
+endef
 
-$(SETUP_STAMP): $(DEPS_STAMP) $(ROOT)/pyproject.toml
+define install_project
 	@echo "setup: installing echostore editable"
 	@$(PY) -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable $(ROOT)
+endef
+
+$(DEPS_STAMP): $(LOCK)
+	$(make_venv)
+	@echo "setup: installing requirements.lock"
+	@$(PY) $(ROOT)/tools/install.py all
+	@touch $@ $(DEMO_STAMP)
+
+$(SETUP_STAMP): $(DEPS_STAMP) $(ROOT)/pyproject.toml
+	$(install_project)
+	@touch $@ $(DEMO_SETUP_STAMP)
+
+$(DEMO_STAMP): $(LOCK) $(ROOT)/tools/demo_packages.txt
+	$(make_venv)
+	@echo "setup: installing what the demonstration needs (Spark is most of it)"
+	@$(PY) $(ROOT)/tools/install.py demo
+	@touch $@
+
+$(DEMO_SETUP_STAMP): $(DEMO_STAMP) $(ROOT)/pyproject.toml
+	$(install_project)
 	@touch $@
 
 browser: ## find Chromium and Node, or install them where apt-get may (the tests of the browser's leaf need them)
@@ -69,7 +93,7 @@ test-net: setup ## run the tests in network namespaces (root, or user namespaces
 	@echo "test-net: pytest tests/net $(ARGS)"
 	@cd $(ROOT) && $(PY) -m pytest -n 2 tests/net $(ARGS)
 
-demo: setup ## run the demonstration
+demo: $(DEMO_SETUP_STAMP) ## run the demonstration; sets up only what that needs
 	@echo "demo: echostore demo $(ARGS)"
 	@cd $(ROOT) && $(BIN)/echostore demo $(ARGS)
 
@@ -109,6 +133,7 @@ lock: setup ## resolve pyproject.toml again and rewrite requirements.lock (keeps
 	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options \
 	  --extra arrow --extra pipeline --extra sql --extra web --extra lan --extra metrics --extra dev --output-file requirements.lock $(ARGS) pyproject.toml
 	@$(PY) -c 'import pathlib, sys; p = pathlib.Path(sys.argv[1]); p.write_text("".join(l for l in p.read_text().splitlines(True) if l.strip() and l.lstrip()[0] != "\x23"))' $(LOCK)
+	@$(PY) $(ROOT)/tools/demo_packages.py
 	@if grep -nE '://|^-|(index-url|find-links|trusted-host)|@ ' $(LOCK); then echo "lock: requirements.lock names an address, see above" >&2; exit 1; fi
 
 clean: ## remove .venv, caches and build output

@@ -6,7 +6,7 @@ from pathlib import Path
 from cyclopts import App
 
 from echostore.cli.options import HOME_VARIABLE, OPTIONS, Options, examples
-from echostore.cli.output import Output, flush_results, if_interrupted
+from echostore.cli.output import Output, if_interrupted
 
 app = App(name="demo", help_prologue=examples("echostore demo", "echostore demo --home ./demo-data"))
 
@@ -23,16 +23,15 @@ def demo(*, options: Options = OPTIONS) -> None:
     output = Output.of(options)
     folder = _folder(options)
 
-    def say(line: str) -> None:
+    def say(line: str, style: str = "") -> None:
         # The story is the result for a person, and narration for a program.
         if output.machine:
             output.note(line)
         else:
-            output.document({}, line)
-            flush_results()
+            output.line(line, style)
 
     with if_interrupted(f"What the demonstration made is in {folder}; nothing else was changed."):
-        cids = run(folder, say)
+        cids = run(folder, say, output.waiting)
     if output.machine:
         output.document({"home": str(folder), "agreed": len(set(cids.values())) == 1, "peers": cids})
 

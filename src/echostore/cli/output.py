@@ -119,6 +119,12 @@ class Output:
             _write(compact(record) + "\n")
         flush_results()
 
+    def line(self, text: str, style: str = "") -> None:
+        """One line for a person, out at once; on a terminal in a style, as a number of the terminal's."""
+        plain = harmless(text)
+        _write((f"\x1b[{style}m{plain}\x1b[0m" if style and sys.stdout.isatty() and colours_wanted() else plain) + "\n")
+        flush_results()
+
     def raw(self, text: str) -> None:
         """A text itself. A terminal gets it without what it would act on, a pipe gets it whole."""
         if sys.stdout.isatty():

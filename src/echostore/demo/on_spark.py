@@ -4,7 +4,7 @@ Needs the extra `pipeline`. Without it the peers have still converged, and the s
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,20 @@ from echostore.peer.epochs import Epochs, EpochView
 from echostore.peer.party import Party
 
 Say = Callable[[str], None]
+Waiting = Callable[[str], AbstractContextManager[Callable[[str], None]]]
+"""Shows what is waited for; gives a function that hears each step."""
+
+
+@contextmanager
+def no_waiting(title: str) -> Iterator[Callable[[str], None]]:
+    """Show nothing."""
+    yield lambda step: None
+
 
 QUERY = """
 SELECT t.text AS task, d.boolean AS done, coalesce(v.integer, 0) AS votes
 FROM items i
-JOIN properties t ON t.item = i.item AND t.path = 'text'
+JOIN properties t ON t.item = i.item AND t.path = 'title'
 JOIN properties d ON d.item = i.item AND d.path = 'done'
 LEFT JOIN properties v ON v.item = i.item AND v.path = 'votes'
 WHERE i.type = 'task' AND NOT i.deleted
@@ -35,7 +44,7 @@ def installed() -> bool:
     return bool(pyarrow.__version__ and pyspark.__version__)
 
 
-def run(home: Path, party: Party, cid: str, say: Say) -> EpochView:
+def run(home: Path, party: Party, cid: str, say: Say, waiting: Waiting = no_waiting) -> EpochView:
     """Publish a peer's home to a lake, build it on Spark, and declare the result as an epoch of the party."""
     from echostore.pipeline.lake.publish import publish
     from echostore.pipeline.output.epochs import latest
@@ -44,7 +53,7 @@ def run(home: Path, party: Party, cid: str, say: Say) -> EpochView:
     lake, out = home / "lake", home / "pipeline"
     published = publish(party.peer.home.path, lake)
     say(f"   Published {published.blocks} blocks of {published.feeds} feeds to {lake.name}.")
-    with _session() as spark:
+    with _session(waiting) as spark:
         done = run_pipeline(spark, RunRequest(lake=lake, out=out))
         for stage in done.stages:
             say(f"   {stage.name:<9} {stage.rows:>6} rows {stage.seconds:6.1f} s")
@@ -65,10 +74,13 @@ def run(home: Path, party: Party, cid: str, say: Say) -> EpochView:
 
 
 @contextmanager
-def _session() -> Iterator[Any]:
+def _session(waiting: Waiting) -> Iterator[Any]:
     from echostore.pipeline.session import SparkOptions, spark_session
 
-    with spark_session("demo", SparkOptions(master="local[*]", short=True)) as spark:
+    with ExitStack() as stack:
+        with waiting("starting Spark") as step:
+            started = spark_session("demo", SparkOptions(master="local[*]", short=True), step=step)
+            spark = stack.enter_context(started)
         yield spark
 
 

@@ -8,8 +8,8 @@ It shows the trees, the timeframes, the moment of convergence and the equal CIDs
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from echostore.demo import on_spark
 from echostore.kernel.errors import EchoError, Refused
@@ -24,15 +24,23 @@ PEERS = ("laptop", "phone", "tablet")
 PLANNER = "example.org/planner"
 MARK = "echostore-demo"
 
-Say = Callable[[str], None]
+
+class Say(Protocol):
+    """Tells one line of the story; a style is a colour for terminals that have some."""
+
+    def __call__(self, line: str, style: str = "") -> None: ...
 
 
-def run(home: Path, say: Say) -> dict[str, str]:
-    """Run the demonstration in a folder of its own; returns each peer's CID at the end."""
+BOLD, GREEN, YELLOW, DIM = "1", "32", "33", "2"
+
+
+def run(home: Path, say: Say, waiting: on_spark.Waiting = on_spark.no_waiting) -> dict[str, str]:
+    """Run the demonstration in a folder of its own; returns each peer's CID at the end. `waiting` shows the start of
+    Spark."""
     _prepare(home)
     peers = {name: open_peer(home / name, name=name.title(), background=False) for name in PEERS}
     try:
-        return _Story(home, peers, say).tell()
+        return _Story(home, peers, say, waiting).tell()
     finally:
         for peer in peers.values():
             peer.close()
@@ -49,8 +57,8 @@ def _prepare(home: Path) -> None:
 
 
 class _Story:
-    def __init__(self, home: Path, peers: dict[str, Peer], say: Say) -> None:
-        self.home, self.peers, self.say = home, peers, say
+    def __init__(self, home: Path, peers: dict[str, Peer], say: Say, waiting: on_spark.Waiting) -> None:
+        self.home, self.peers, self.say, self.waiting = home, peers, say, waiting
         self.links: dict[frozenset[str], MemoryLink] = {}
         self.key = PartyKey(b"")
 
@@ -58,25 +66,26 @@ class _Story:
         return self.peers[name].party(self.key)
 
     def tell(self) -> dict[str, str]:
-        self.say("1. The laptop creates a party and its planner board.")
+        self.say("1. The laptop creates a party and its planner board.", BOLD)
         self._create()
-        self.say("2. Phone and tablet are admitted and get everything.")
+        self.say("2. Phone and tablet are admitted and get everything.", BOLD)
         self._admit()
         self.show("laptop")
-        self.say("3. The tablet is cut off. All three edit at once.")
+        self.say("3. The tablet is cut off. All three edit at once.", BOLD)
         self._edit_apart()
         for name in PEERS:
             self.show(name)
         self._compare()
-        self.say("4. The tablet is back. Feeds replicate; every peer folds the same messages to the same items.")
+        self.say("4. The tablet is back. Feeds replicate; every peer folds the same messages to the same items.", BOLD)
         self._connect()
         rounds = self._converge()
         self.say(f"   Converged after {rounds} round{'s' if rounds != 1 else ''} of exchange.")
         self.show("tablet")
+        self._show_conflict()
         cids = self._compare()
         if len(set(cids.values())) != 1:
             raise EchoError("the peers did not converge", unchanged=f"Their data is in {self.home}.")
-        self.say("5. The past is still there: the board as the laptop saw it before the cut.")
+        self.say("5. The past is still there: the board as the laptop saw it before the cut.", BOLD)
         past = self.party("tablet").as_of(self.before)
         self.say(_tree(past))
         self._on_spark(cids["laptop"])
@@ -84,13 +93,13 @@ class _Story:
         return cids
 
     def _on_spark(self, cid: str) -> None:
-        self.say("6. The same party on Spark: publish to a lake, verify, order, reduce, snapshot, commit.")
+        self.say("6. The same party on Spark: publish to a lake, verify, order, reduce, snapshot, commit.", BOLD)
         if not on_spark.installed():
             self.say(
                 "   Spark is not installed here: pip install 'echostore[pipeline]', and run the demonstration again."
             )
             return
-        on_spark.run(self.home, self.party("laptop"), cid, self.say)
+        on_spark.run(self.home, self.party("laptop"), cid, self.say, self.waiting)
         self._converge()
         self.say(f"   The tablet knows of {len(Epochs(self.party('tablet')).all())} epoch.")
 
@@ -115,11 +124,11 @@ class _Story:
         rows.name = "Tasks"
         column["tasks"] = rows
         board.append(column)  # type: ignore[attr-defined]  # a list
-        for text in tasks:
-            self._add_task(party, rows, text)
+        for each in tasks:
+            self._add_task(party, rows, each)
 
-    def _add_task(self, party: Party, rows: Item, text: str) -> Item:
-        task: Item = party.create("property-set", type="task", parent=rows, text=text, done=False)
+    def _add_task(self, party: Party, rows: Item, title: str) -> Item:
+        task: Item = party.create("property-set", type="task", parent=rows, title=title, done=False)
         notes = party.create("text", type="notes", parent=task)
         notes.name = "Notes"
         notes.insert(0, "...")
@@ -161,21 +170,22 @@ class _Story:
     def _edit_apart(self) -> None:
         self._cut_off("tablet")
         laptop, phone, tablet = (self.party(name) for name in PEERS)
-        ferry = laptop.query(type="task", text="Book the ferry").one()
-        ferry["text"] = "Book the ferry (two cars)"
+        ferry = laptop.query(type="task", title="Book the ferry").one()
+        self.ferry, self.versions = ferry.id, {"laptop": "Book the ferry (two cars)", "tablet": "Book the night ferry"}
+        ferry["title"] = self.versions["laptop"]
         ferry.increment("votes")
-        on_phone = phone.query(type="task", text="Pack the tent").one()
+        on_phone = phone.query(type="task", title="Pack the tent").one()
         on_phone["done"] = True
         phone.get(on_phone["notes"]).insert(0, "Phone: with the pegs! ")
         self._converge()
-        offline = tablet.query(type="task", text="Book the ferry").one()
-        offline["text"] = "Book the night ferry"
+        offline = tablet.query(type="task", title="Book the ferry").one()
+        offline["title"] = self.versions["tablet"]
         offline.increment("votes")
         tablet.get(offline["notes"]).insert(0, "Tablet: ask for a cabin. ")
         rows = offline.parent
         assert rows is not None
         self._add_task(tablet, rows, "Charge the torches")
-        tent = tablet.query(type="task", text="Pack the tent").one()
+        tent = tablet.query(type="task", title="Pack the tent").one()
         tablet.get(tent["notes"]).insert(0, "Tablet: and the hammer. ")
         tablet.flush()
 
@@ -184,17 +194,30 @@ class _Story:
         self.say(f"   {name}: timeframe {party.timeframe}")
         self.say(_tree(party))
 
+    def _show_conflict(self) -> None:
+        """The one property that two peers wrote at once: both versions, what stands, and what `conflicts` keeps."""
+        task = self.party("phone").get(self.ferry)
+        self.say("   Laptop and tablet had given one task another title at once. What every peer says now:")
+        width = max(map(len, self.versions.values())) + 2
+        self.say("     " + "".join(f"{who + ' wrote':<{width}}" for who in self.versions) + "stands", BOLD)
+        self.say("     " + "".join(f"{text:<{width}}" for text in self.versions.values()) + str(task["title"]), GREEN)
+        self.say(f'     task.conflicts("title") == {task.conflicts("title")}', YELLOW)
+        self.say("     and nothing is lost that can be kept: both votes count, both notes are in the text.", DIM)
+
     def _compare(self) -> dict[str, str]:
         cids = {name: self.party(name).snapshot().cid for name in PEERS}
         for name, cid in cids.items():
             self.say(f"   {name:<7} snapshot {cid}")
         same = len(set(cids.values()))
-        self.say("   All snapshot CIDs are equal." if same == 1 else f"   {same} different states.")
+        if same == 1:
+            self.say("   All snapshot CIDs are equal.", GREEN)
+        else:
+            self.say(f"   {same} different states.", YELLOW)
         return cids
 
     def _commands(self) -> None:
         home = self.home / "tablet"
-        self.say(f"7. Explore the data it left in {self.home}:")
+        self.say(f"7. Explore the data it left in {self.home}:", BOLD)
         for command in ("item tree", "query --type task", "feed list", "party members", "epoch list", "status"):
             self.say(f"   {_program()} --home {home} {command}")
 
@@ -225,7 +248,7 @@ def _line(item: Item) -> str:
     if item.type == "task":
         votes = item.get("votes", 0)  # type: ignore[attr-defined]  # a property set
         done = "x" if item["done"] else " "  # type: ignore[index]  # as above
-        return f"[{done}] {item['text']}" + (f"  ({votes} votes)" if votes else "")  # type: ignore[index]  # as above
+        return f"[{done}] {item['title']}" + (f"  ({votes} votes)" if votes else "")  # type: ignore[index]  # as above
     if item.model == "text":
         return f"notes: {str(item)!r}"
     if item.type == "list":
