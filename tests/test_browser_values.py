@@ -50,6 +50,13 @@ def test_the_browser_refuses_changes_of_values_that_were_read(module: Path) -> N
     assert elements == [{"a": [1]}]
 
 
+def test_the_browser_counts_negative_positions_from_the_end(module: Path) -> None:
+    with ThinServer() as server:
+        text, elements, far = checked(module, server, "positions")
+    assert (text, elements) == ("hello", [1, 2, 3])
+    assert far == ["the text has 5 characters", "the list has 3 elements"]
+
+
 def test_the_browser_keeps_properties_of_any_name(module: Path) -> None:
     with ThinServer() as server:
         kind, values, of_link, stray = checked(module, server, "names")

@@ -35,6 +35,9 @@ NAMES = (
     "display_name",
     "view_class",
     "inception_key",
+    "patience_s",
+    "named",
+    "method",
 )
 """Names of arguments, attributes and parameters in the code below `create`, `update`, `link` and `query`."""
 

@@ -15,6 +15,16 @@ const thrown = async (work) => {
 };
 
 const CHECKS = {
+  async positions() {
+    const text = party.create({ model: "text", type: "note" });
+    const list = party.create({ model: "growable-array", type: "list" });
+    text.append("helo");
+    text.insert(-1, "l");
+    list.append(1, 3);
+    list.insert(-1, 2);
+    const far = [await thrown(() => text.insert(-9, "x")), await thrown(() => list.insert(-9, 0))];
+    return [text.value, list.value, far];
+  },
   async frozen() {
     const item = party.create({ type: "thing" }, { tags: ["a"], m: { z: [1] }, n: 1 });
     const list = party.create({ model: "growable-array", type: "list" });

@@ -28,7 +28,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from echostore.kernel.errors import Closed, DiskFull, Refused, TimedOut, UsageError
+from echostore.kernel.errors import Closed, DiskFull, EchoError, Refused, TimedOut, UsageError
 from echostore.kernel.values import merge_properties
 from echostore.peer.local_server import PEER
 from echostore.peer.local_socket import PROTOCOL_VERSION, Disconnected, Frames, Silent, connect_locally
@@ -368,7 +368,10 @@ class Remote:
     def __repr__(self) -> str:
         if self._link.closed:
             return f"<a {self._echo_class.__name__} of a peer that was closed>"
-        text: str = _call(self, "__repr__")
+        try:
+            text: str = _called(self, "__repr__", (), {}, patience_s=0.0)
+        except EchoError as error:
+            return f"<a {self._echo_class.__name__}: {error.what}>"
         return text
 
 
@@ -447,6 +450,8 @@ def _remote_class(name: str) -> type[Remote]:
             members[special] = _special(special)
     if hasattr(real, "__iter__"):
         members["__iter__"] = lambda self: _iterated(self)
+    if hasattr(real, "__next__"):
+        members["__next__"] = lambda self: self._link.request("next", self, patience_s=0.0)
     if hasattr(real, "__enter__"):
         members["__enter__"] = lambda self: self
         members["__exit__"] = lambda self, kind, error, trace: self.close()
@@ -465,14 +470,19 @@ def _iterated(remote: Remote) -> "Iterator[Any]":
 
 def remote_call(remote: Remote, method: str, /, *positional: Any, patience_s: float = REATTACH_S, **named: Any) -> Any:
     """Call a method of an object of the other process; while nobody serves the home, try again for `patience_s`."""
+    return _called(remote, method, positional, named, patience_s)
+
+
+def _call(remote: Remote, method: str, /, *positional: Any, **named: Any) -> Any:
+    """As `remote_call`, for named arguments of any name: properties among them."""
+    return _called(remote, method, positional, named, REATTACH_S)
+
+
+def _called(remote: Remote, method: str, positional: tuple[Any, ...], named: dict[str, Any], patience_s: float) -> Any:
     result = remote._link.request("call", remote, method, positional, named, patience_s=patience_s)
     if type(result).__name__ in _PURE:
         return _with_origin(result, lambda: _call(remote, method, *positional, **named))
     return result
-
-
-def _call(remote: Remote, method: str, /, *positional: Any, **named: Any) -> Any:
-    return remote_call(remote, method, *positional, **named)
 
 
 _PURE: Final = frozenset({"MultiQuery", "Query"})

@@ -15,6 +15,7 @@ from echostore.kernel.models.ordered_fold import CommutingFold, OrderedFold
 from echostore.kernel.models.property_set import DELETED, Add, Change, Increment, PropertySet, Remove, Set
 from echostore.kernel.models.text import ConcurrentText, TextRun
 from echostore.kernel.models.threaded_log import LogEntry, OwnPost, Post, PostId, Retention, Thread, ThreadedLog
+from echostore.kernel.positions import insertion_point
 from echostore.kernel.values import Reference, Value, check_path, check_value, kind_of, merge_properties
 from echostore.peer import arguments
 from echostore.peer.items import Item, plain_references
@@ -166,9 +167,10 @@ class ArrayItem(Item):
                     model.append(value)
 
     def insert(self, index: int, value: Value) -> None:
+        """Put an element before the one at `index`; a negative index counts from the end."""
         plain = self._plain(value)
         with _Editing(self, _size(plain, "an element")) as model:
-            model.insert(arguments.whole(index, "an index"), plain)
+            model.insert(insertion_point(arguments.whole(index, "an index"), len(model), "a list"), plain)
 
     def __setitem__(self, index: int, value: Value) -> None:
         plain = self._plain(value)
@@ -211,7 +213,7 @@ class ArrayItem(Item):
 
 
 class TextItem(Item):
-    """Text that several people edit at once. Positions count Unicode code points."""
+    """Text that several people edit at once. Positions count Unicode code points; negative ones count from the end."""
 
     __slots__ = ("_pen",)
 
@@ -238,7 +240,10 @@ class TextItem(Item):
         try:
             pen.insert(position, text)
         except BaseException as error:  # noqa: BLE001  # the text library raises bare ones
-            ConcurrentText.raise_edit_error(error)
+            if type(position) is int and 0 <= position <= len(self):
+                ConcurrentText.raise_edit_error(error)
+            self.splice(position, 0, text)  # which counts from the end, or says what is wrong
+            return
         pen.left = left = pen.left - 1
         if left <= 0:
             self._look_after(pen)
@@ -254,7 +259,10 @@ class TextItem(Item):
         try:
             pen.delete(position, length)
         except BaseException as error:  # noqa: BLE001  # as above
-            ConcurrentText.raise_edit_error(error)
+            if type(position) is int and type(length) is int and 0 <= position <= position + length <= len(self):
+                ConcurrentText.raise_edit_error(error)
+            self.splice(position, length, "")
+            return
         pen.left = left = pen.left - 1
         if left <= 0:
             self._look_after(pen)
@@ -292,17 +300,17 @@ class TextItem(Item):
                 next_step="Insert it in parts, or put large content into a blob.",
             )
         with _Editing(self, size) as model:
-            model.splice(place, count, inserted)
+            model.splice(insertion_point(place, len(model), "a text"), count, inserted)
 
     def mark(self, start: int, end: int, key: str, value: Any = True) -> None:
         place, stop = arguments.whole(start, "a position"), arguments.whole(end, "a position")
         with _Editing(self, _size(value, "a mark") if isinstance(value, str) else 0) as model:
-            model.mark(place, stop, arguments.text(key, "the name of a mark"), value)
+            model.mark(*_range(place, stop, len(model)), arguments.text(key, "the name of a mark"), value)
 
     def unmark(self, start: int, end: int, key: str) -> None:
         place, stop = arguments.whole(start, "a position"), arguments.whole(end, "a position")
         with _Editing(self) as model:
-            model.unmark(place, stop, arguments.text(key, "the name of a mark"))
+            model.unmark(*_range(place, stop, len(model)), arguments.text(key, "the name of a mark"))
 
     def runs(self) -> list[TextRun]:
         """The text with its marks."""
@@ -312,7 +320,8 @@ class TextItem(Item):
     def cursor(self, position: int) -> bytes:
         """A place that stays with its text while others edit."""
         with self.party.reading():
-            found: bytes = self._record().model.cursor(arguments.whole(position, "a position"))
+            model = self._record().model
+            found: bytes = model.cursor(insertion_point(arguments.whole(position, "a position"), len(model), "a text"))
             return found
 
     def cursor_position(self, cursor: bytes) -> int:
@@ -333,7 +342,7 @@ class LogItem(Item):
             raise UsageError(f"a reply names a post, not {kind_of(answered)}")
         with self.party.writing() as runtime:
             self._check_access(runtime)
-            plain = self.party.reference_to(body) if isinstance(body, Item) else check_value(body, where="post")
+            plain = check_value(plain_references(self.party, body), where="post")
             _size(plain, "a post")
             runtime.before_naming()
             assert runtime.data is not None
@@ -480,6 +489,14 @@ def _index(index: int, length: int) -> int:
     if not 0 <= place < length:
         raise IndexError(f"index {index} in a list of {length}")
     return place
+
+
+def _range(start: int, end: int, length: int) -> tuple[int, int]:
+    """The places of a stretch of text."""
+    first, last = insertion_point(start, length, "a text"), insertion_point(end, length, "a text")
+    if first > last:
+        raise UsageError(f"a mark from {start} to {end} ends before it begins, in a text of {length}")
+    return first, last
 
 
 def _element(value: Value) -> Value:

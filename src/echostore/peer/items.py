@@ -7,7 +7,7 @@ now; writing goes through the party, so that it lands in the open batch or in a 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from echostore.kernel.errors import ModelFailed, NotFound, Refused, UsageError
+from echostore.kernel.errors import EchoError, ModelFailed, NotFound, Refused, UsageError
 from echostore.kernel.frozen import FrozenDict, frozen
 from echostore.kernel.ids import IdentityKey, ItemId, Stamp, item_text
 from echostore.kernel.items.operations import METADATA, PLACEMENT, ItemOperation
@@ -295,8 +295,11 @@ class Item:
         return hash((self.party.key, self.id))
 
     def __repr__(self) -> str:
-        with self.party.reading():
-            record = self.party.runtime.state.record(self.id)
+        try:
+            with self.party.reading():
+                record = self.party.runtime.state.record(self.id)
+        except EchoError as error:  # a repr is for logs and debuggers, also of what is closed or damaged
+            return f"<item {item_text(self.id)[:8]}: {error.what}>"
         if record is None:
             return f"<item {item_text(self.id)[:8]}: not here>"
         label = record.genesis.type or record.genesis.model

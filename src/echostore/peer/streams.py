@@ -78,11 +78,28 @@ class Stream:
             )
         self.compacted = sum(gaps.values())
         """How many blocks lie before the first one that this stream can give: an epoch stands for them."""
+        self._taken: Iterator[Delivered] | None = None
+        """What `next` takes messages from."""
         self.blocks_read = 0
         """How many blocks this stream has read: what is old costs nothing."""
 
     def __iter__(self) -> Iterator[Delivered]:
         """Everything delivered and not yet yielded, in causal order."""
+        self._taken = None
+        return self._messages()
+
+    def __next__(self) -> Delivered:
+        """The next message; StopIteration when all that is delivered was yielded, until more is."""
+        for _ in range(2):  # what was under way, and then what came since
+            if self._taken is None:
+                self._taken = self._messages()
+            found = next(self._taken, None)
+            if found is not None:
+                return found
+            self._taken = None
+        raise StopIteration
+
+    def _messages(self) -> Iterator[Delivered]:
         with self._party.reading() as runtime:
             if runtime.writable:
                 runtime.flush()

@@ -15,6 +15,7 @@ from echostore.kernel.errors import NotFound, UsageError
 from echostore.kernel.frozen import FrozenDict, frozen
 from echostore.kernel.ids import ItemId, PartyKey, item_text
 from echostore.kernel.models.property_set import DELETED
+from echostore.kernel.positions import insertion_point
 from echostore.kernel.values import Path, Reference, Value, check_path, kind_of, merge_properties
 from echostore.thin import operations
 from echostore.thin.operations import LIST, LOG, PROPERTY_SET, TEXT, Operation
@@ -203,7 +204,7 @@ class ThinProperties(ThinItem):
 
 
 class ThinText(ThinItem):
-    """Text. Positions count Unicode code points of the text as this handle shows it."""
+    """Text. Positions count Unicode code points of the text as this handle shows it; negative ones count from the end."""
 
     __slots__ = ()
 
@@ -226,7 +227,9 @@ class ThinText(ThinItem):
         """Take characters out and put others in their place."""
         if not isinstance(text, str):
             raise UsageError(f"text is inserted, not {kind_of(text)}")
-        self._write(operations.edit_text(self.id, str(self), position, length, text))
+        seen = str(self)
+        place = insertion_point(_whole(position), len(seen), "a text")
+        self._write(operations.edit_text(self.id, seen, place, _whole(length), text))
 
 
 class ThinList(ThinItem):
@@ -255,7 +258,7 @@ class ThinList(ThinItem):
         self._splice(len(self), 0, list(values))
 
     def insert(self, index: int, value: Value) -> None:
-        self._splice(index, 0, [value])
+        self._splice(insertion_point(_whole(index), len(self), "a list"), 0, [value])
 
     def __setitem__(self, index: int, value: Value) -> None:
         self._splice(self._place(index), 1, [value])
@@ -290,6 +293,12 @@ class ThinLog(ThinItem):
         """Append a post; `reply_to` is the id of another."""
         answered = None if reply_to is None else operations.parse_post(reply_to)
         self._write(operations.post(self._party.feed, self.id, plain_value(body), answered))
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageError(f"a position is a whole number, not {kind_of(value)}")
+    return value
 
 
 def parent_id(parent: Any, party: PartyKey) -> ItemId | None:

@@ -2475,12 +2475,14 @@ export class Item {
     if (this.model === "growable-array") return this.spliceList(position, length, inserted);
     this.mustBe("text");
     const seen = [...this.value];
+    if (position < 0) position += seen.length; // from the end, as for arrays
     if (position < 0 || length < 0 || position + length > seen.length) throw new EchoError("E-USAGE", `the text has ${seen.length} characters`);
     const edit = { position, removed: seen.slice(position, position + length).join(""), inserted, before: seen.slice(Math.max(0, position - 32), position).join("") };
     this.edit(encode("LeafOperation", { text: edit }));
   }
   spliceList(position, length, inserted) {
     const seen = this.value;
+    if (position < 0) position += seen.length; // from the end, as for arrays
     if (position < 0 || length < 0 || position + length > seen.length) throw new EchoError("E-USAGE", `the list has ${seen.length} elements`);
     const list = { position, removed: seen.slice(position, position + length).map((each) => toValue(each)), inserted: inserted.map((each) => toValue(each)) };
     this.edit(encode("LeafOperation", { list }));
