@@ -1,6 +1,7 @@
 """A peer that another process has open: its objects used over the local socket, from threads and from asyncio."""
 
 import asyncio
+import importlib
 import sys
 import threading
 import time
@@ -21,8 +22,9 @@ from echostore.kernel.timeframe import Position
 from echostore.peer import local_server, local_socket
 from echostore.peer.item_kinds import ArrayItem, PropertySetItem, TextItem
 from echostore.peer.items import Item
+from echostore.peer.local_rights import OFFERED, check_offered
 from echostore.peer.local_server import LocalServer
-from echostore.peer.local_values import Codec, pack_error, unpack_error
+from echostore.peer.local_values import LIVING, Codec, pack_error, unpack_error
 from echostore.peer.party import Party
 from echostore.peer.peer import Peer
 from echostore.peer.transfer import export_party
@@ -151,7 +153,7 @@ def test_code_does_not_travel(peer: Peer, party: Party) -> None:
         party.publish_model(Task)
     with pytest.raises(UsageError, match="can't be used through a running peer"):
         party.create(x=object())
-    with pytest.raises(UsageError, match="can't be used"):
+    with pytest.raises(Refused, match="for the program that runs the peer"):
         peer.models.names()
 
 
@@ -163,6 +165,52 @@ def test_what_would_end_the_service_is_refused(own: Peer, peer: Peer) -> None:
     with pytest.raises(UsageError, match="not there"):
         peer._link.request("get", 999, "name")  # type: ignore[attr-defined]  # as above
     assert not own.closed
+
+
+def test_a_program_can_not_leave_the_peer_and_so_close_it_for_everybody(own: Peer, peer: Peer) -> None:
+    for verb, rest in (("enter", ()), ("exit", (None,)), ("next", ()), ("iterate", ())):
+        with pytest.raises((Refused, UsageError, AttributeError)):
+            peer._link.request(verb, 0, *rest)  # type: ignore[attr-defined]  # as a hostile client would
+    assert not own.closed
+    assert own.parties() == peer.parties()
+
+
+def test_a_program_can_not_set_the_clock_or_anything_else_that_is_not_listed(
+    own: Peer, peer: Peer, party: Party
+) -> None:
+    before = own.now_ms
+    with pytest.raises(Refused, match="set by the program that runs the peer"):
+        peer.now_ms = lambda: 0
+    with pytest.raises(Refused, match="set by the program that runs the peer"):
+        peer.closed = True
+    with pytest.raises(Refused, match="set by the program that runs the peer"):
+        party.runtime = None  # type: ignore[assignment]  # as above
+    assert own.now_ms is before
+    assert not own.closed
+    party.title = "Journey"
+    assert own.party(party.key).title == "Journey"
+
+
+@pytest.mark.parametrize("kind", sorted({name for names in LIVING.values() for name in names}))
+def test_nothing_is_offered_that_is_not_listed(kind: str) -> None:
+    module = next(module for module, names in LIVING.items() if kind in names)
+    living = getattr(importlib.import_module(module), kind)
+    blank = living.__new__(living)
+    for name in dir(living):
+        if name in OFFERED[kind]:
+            check_offered(blank, name)
+            continue
+        with pytest.raises((Refused, AttributeError)):
+            check_offered(blank, name)
+    for name in ("close_peer", "now_ms", "lock", "runtime", "opener", "__class__", "__dict__", "__reduce__"):
+        with pytest.raises((Refused, AttributeError)):
+            check_offered(blank, name)
+
+
+def test_locks_and_stores_are_kept_back(peer: Peer, party: Party) -> None:
+    for target, name in ((peer, "lock"), (party, "lock"), (party, "reading"), (party, "writing"), (party, "runtime")):
+        with pytest.raises(Refused, match="for the program that runs the peer"):
+            target._link.request("get", target, name)  # type: ignore[union-attr]  # as a hostile client would
 
 
 def test_objects_of_another_peer_are_refused(tmp_path: Path, party: Party) -> None:

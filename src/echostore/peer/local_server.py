@@ -22,6 +22,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
 
 from echostore.kernel.errors import EchoError, Refused, TimedOut, TooLarge, UsageError
+from echostore.peer.local_rights import check_offered, check_settable
 from echostore.peer.local_socket import PROTOCOL_VERSION, Disconnected, Frames, Silent, listen_locally
 from echostore.peer.local_values import Codec, living_name, pack_error, unpack_error
 from echostore.peer.query_live import Watch
@@ -38,17 +39,6 @@ BATCH_IDLE_S: Final = 30.0
 HELLO_S: Final = 5.0
 PEER: Final = 0
 """The number of the peer itself."""
-SPECIAL: Final = frozenset(
-    {
-        *("__getitem__", "__setitem__", "__delitem__", "__contains__", "__len__", "__str__", "__repr__", "__iter__"),
-        *("__call__", "__enter__", "__exit__", "_create"),
-    }
-)
-"""Names with an underscore that may be called; `_create` is how a dataclass of the client becomes an item."""
-KEPT_BACK: Final = frozenset({(name, "close") for name in ("Peer", "Network", "MetaStore", "ThinService")})
-"""What would end the service under everybody else."""
-
-
 _LIST_ITERATOR: Final[Any] = type(iter([]))
 """What is there as a whole is sent as a whole; what is made on the way, piece by piece."""
 
@@ -233,19 +223,24 @@ class _Connection:
         target = self._session.get(number)
         if verb == "call":
             name, positional, named = rest
-            result = self._member(target, name)(*self._codec.unpack(positional), **self._codec.unpack(named))
+            check_offered(target, name)
+            result = getattr(target, name)(*self._codec.unpack(positional), **self._codec.unpack(named))
         elif verb == "get":
-            result = self._member(target, rest[0])
+            check_offered(target, rest[0])
+            result = getattr(target, rest[0])
         elif verb == "set":
-            self._check(target, rest[0])
+            check_settable(target, rest[0])
             setattr(target, rest[0], self._codec.unpack(rest[1]))
             result = None
         elif verb == "iterate":
+            check_offered(target, "__iter__")
             found = iter(target)
             result = list(found) if type(found) is _LIST_ITERATOR else found
         elif verb == "next":
+            self._check_kind(target, Iterator)
             result = next(target)
         elif verb == "enter":
+            self._check_kind(target, AbstractContextManager)
             result = target.__enter__()
             self._open.append((number, target))
         elif verb == "exit":
@@ -254,15 +249,10 @@ class _Connection:
             raise UsageError(f"the running peer does not know {verb!r:.40}")
         return ["ok", self._codec.pack(result)]
 
-    def _member(self, target: Any, name: str) -> Any:
-        self._check(target, name)
-        return getattr(target, name)
-
-    def _check(self, target: Any, name: Any) -> None:
-        if not isinstance(name, str) or (name.startswith("_") and name not in SPECIAL):
-            raise AttributeError(f"{name!r:.60} can't be used through a running peer")
-        if (type(target).__name__, name) in KEPT_BACK:
-            raise Refused(f"{name} is for the program that runs the peer", next_step="Stop `echostore serve` instead.")
+    def _check_kind(self, target: Any, kind: type) -> None:
+        """Iterators and contexts that calls gave out are used as such; living objects are not: a peer's end is everybody's."""
+        if living_name(type(target)) is not None or not isinstance(target, kind):
+            raise Refused(f"a {type(target).__name__} can't be used like that by other programs")
 
     def _exit(self, number: int, packed: Any) -> bool:
         """Leave a context, as the client left it. True when the client's own error goes on."""
