@@ -24,7 +24,7 @@ from echostore.pipeline.lake.publish import publish
 from echostore.pipeline.output import stored_tables
 from echostore.pipeline.output.tables import wide_table
 from echostore.pipeline.output.views import open_views
-from echostore.pipeline.run import RunRequest, chosen_tables, run_pipeline
+from echostore.pipeline.run import At, RunRequest, chosen_tables, run_pipeline
 from echostore.pipeline.source.tables_source import Target
 from spark.lake_slices import Slices
 from spark.stream_jobs import Steps
@@ -135,6 +135,47 @@ def test_a_wide_table_has_a_row_for_each_item_and_a_column_for_each_property(tmp
     assert (food["plan/step"], tickets["plan/step"]) == (3, None)
     assert (food["deleted"], tickets["deleted"]) == (True, False)
     assert item_text(one.id) in food["where"]
+
+
+def test_items_hang_where_they_were_moved_to(tmp_path: Path) -> None:
+    with echostore.open(tmp_path / "home", name="Ann", background=False) as peer:
+        party = peer.create_party("Trip")
+        one, two = (party.create("property-set", type="board", n=n) for n in range(2))
+        card = party.create("property-set", type="card", parent=one)
+        party.flush()
+        publish(tmp_path / "home", tmp_path / "lake")
+        build(tmp_path / "lake", tmp_path / "out")
+        card.move(two)
+        party.flush()
+        publish(tmp_path / "home", tmp_path / "lake")
+        build(tmp_path / "lake", tmp_path / "out")
+    places = {}
+    for commit in (1, 2):
+        table = echostore.read_tables(tmp_path / "out", commit=commit)["items"].to_pylist()
+        places[commit] = {row["item"]: (row["created_in"], row["parent"]) for row in table}[item_text(card.id)]
+    first, second = item_text(one.id), item_text(two.id)
+    assert places == {1: (first, first), 2: (first, second)}
+
+
+def test_rows_from_before_a_party_was_built_from_scratch_do_not_count(tmp_path: Path) -> None:
+    with echostore.open(tmp_path / "home", name="Ann", background=False) as peer:
+        party = peer.create_party("Trip")
+        party.create("property-set", type="task", n=1)
+        party.flush()
+        anchor = party.anchor()
+        party.create("property-set", type="task", n=2)
+        party.flush()
+    publish(tmp_path / "home", tmp_path / "lake")
+    data, control = ({feed: at.seq + 1 for feed, at in each.entries.items()} for each in (anchor.data, anchor.control))
+    at = At(party=anchor.party, data=data, control=control, text=str(anchor))
+    build(tmp_path / "lake", tmp_path / "out")
+    run_pipeline(None, RunRequest(lake=tmp_path / "lake", out=tmp_path / "out", at=at))
+    build(tmp_path / "lake", tmp_path / "out")
+    shown = {
+        commit: sorted(echostore.read_tables(tmp_path / "out", commit=commit)["types.task"]["n"].to_pylist())
+        for commit in (1, 2, 3)
+    }
+    assert shown == {1: [1, 2], 2: [1], 3: [1, 2]}
 
 
 def made(*values: tuple[str, str, dict[str, Any]]) -> pa.Table:
