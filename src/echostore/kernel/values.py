@@ -8,7 +8,7 @@ through `echostore.wire.values`, which applies the same limits and answers with 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -33,6 +33,13 @@ class Reference:
 
     item: ItemId
     party: PartyKey | None = None
+    within: PartyKey | None = field(default=None, compare=False, repr=False)
+    """The party whose handle gave a reference without `party`; no part of the value, and never stored."""
+
+    def seen_from(self, party: PartyKey) -> "Reference":
+        """The same pointer as a value of a party: without `party` where it leads to an item of that one."""
+        owner = self.party or self.within
+        return Reference(self.item, None if owner == party else owner)
 
     def __str__(self) -> str:
         return locator(self.item, self.party) if self.party else item_text(self.item)

@@ -69,7 +69,7 @@ class Item:
 
     @property
     def reference(self) -> Reference:
-        return Reference(self.id)
+        return Reference(self.id, None, self.party.key)
 
     def value(self) -> Value:
         """The state as values; lists and maps in it are read-only."""
@@ -325,6 +325,8 @@ def plain_references(party: "Party", value: Value, depth: int = 0) -> Value:
     """Handles inside lists and maps become references. What is nested too deep is left for `check_value` to refuse."""
     if isinstance(value, Item):
         return party.reference_to(value)
+    if isinstance(value, Reference):
+        return value.seen_from(party.key)
     if depth > VALUE_DEPTH_MAX:
         return value
     if isinstance(value, dict):

@@ -260,6 +260,7 @@ class Party(CapabilityIssuing):
         end = self.reference_to(target) if isinstance(target, Item) else target
         if not isinstance(end, Reference):
             raise UsageError(f"a link leads to an item or a reference, not to {kind_of(end)}")
+        end = end.seen_from(self.key)
         made: Item = self._create(
             PropertySet.name,
             PropertySet.version,
@@ -351,6 +352,10 @@ class Party(CapabilityIssuing):
         """An item by id, id text (any unique prefix of at least four digits), reference or locator."""
         with self.reading() as runtime:
             if isinstance(item, Reference):
+                if item.seen_from(self.key).party is not None:
+                    raise NotFound(
+                        "the reference leads to another party", next_step="peer.resolve(str(reference)) follows it."
+                    )
                 item = item.item
             if not isinstance(item, (str, bytes)):
                 raise UsageError(f"an item is named by its id, not by {kind_of(item)}")

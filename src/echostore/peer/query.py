@@ -48,7 +48,11 @@ class MultiQuery(Generic[I]):
 
     def __init__(self, providers: Iterable[SourceProvider[I]], spec: QuerySpec | None = None) -> None:
         self._providers = tuple(sorted(providers, key=lambda provider: provider.party))
-        self.spec = (QuerySpec() if spec is None else spec).check().normal()
+        self.spec = (QuerySpec() if spec is None else spec).seen_from(self._only_party).check().normal()
+
+    @property
+    def _only_party(self) -> PartyKey | None:
+        return self._providers[0].party if len(self._providers) == 1 else None
 
     def _with(self, **parts: Any) -> Self:
         """The same query with some parts of its spec replaced."""

@@ -82,7 +82,7 @@ class ThinItem:
 
     @property
     def reference(self) -> Reference:
-        return Reference(self._state.item)
+        return Reference(self._state.item, None, self._party.key)
 
     @property
     def values(self) -> FrozenDict:
@@ -118,7 +118,7 @@ class ThinItem:
 
     def link(
         self,
-        target: "ThinItem | ItemId",
+        target: "ThinItem | ItemId | Reference",
         properties: Mapping[str, Value] | None = None,
         /,
         *,
@@ -199,7 +199,7 @@ class ThinProperties(ThinItem):
         return found
 
     def _change(self, changes: dict[Path, Value]) -> None:
-        plain = {path: plain_value(value) for path, value in changes.items()}
+        plain = {path: plain_value(value, self._party.key) for path, value in changes.items()}
         self._write(operations.change(self._party.feed, self.id, plain))
 
 
@@ -273,7 +273,7 @@ class ThinList(ThinItem):
         return place
 
     def _splice(self, position: int, removed: int, inserted: list[Value]) -> None:
-        plain = [plain_value(each) for each in inserted]
+        plain = [plain_value(each, self._party.key) for each in inserted]
         self._write(operations.edit_list(self.id, self._elements, position, removed, plain))
 
 
@@ -292,7 +292,7 @@ class ThinLog(ThinItem):
     def post(self, body: Value, *, reply_to: str | None = None) -> None:
         """Append a post; `reply_to` is the id of another."""
         answered = None if reply_to is None else operations.parse_post(reply_to)
-        self._write(operations.post(self._party.feed, self.id, plain_value(body), answered))
+        self._write(operations.post(self._party.feed, self.id, plain_value(body, self._party.key), answered))
 
 
 def _whole(value: object) -> int:
@@ -311,12 +311,12 @@ def parent_id(parent: Any, party: PartyKey) -> ItemId | None:
 KINDS: dict[str, type[ThinItem]] = {PROPERTY_SET: ThinProperties, TEXT: ThinText, LIST: ThinList, LOG: ThinLog}
 
 
-def plain_value(value: Value) -> Value:
-    """Handles inside a value become references."""
-    if isinstance(value, ThinItem):
-        return value.reference
+def plain_value(value: Value, party: PartyKey) -> Value:
+    """Handles inside a value become references, which name their party when that is another one."""
+    if isinstance(value, ThinItem | Reference):
+        return (value if isinstance(value, Reference) else value.reference).seen_from(party)
     if isinstance(value, list | tuple):
-        return [plain_value(each) for each in value]
+        return [plain_value(each, party) for each in value]
     if isinstance(value, dict):
-        return {key: plain_value(each) for key, each in value.items()}
+        return {key: plain_value(each, party) for key, each in value.items()}
     return value

@@ -44,7 +44,7 @@ class ThinQuery:
         self.party = party
         self._answers: Answers = party.answers
         self._kept = party.answers.kept
-        self._asked = IndexQuery(party.key, query.check().normal(), sealed=sealed)
+        self._asked = IndexQuery(party.key, query.seen_from(party.key).check().normal(), sealed=sealed)
         try:
             self._spec: Spec = index_spec(self._asked)
         except MalformedIndex as error:

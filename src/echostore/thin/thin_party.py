@@ -217,7 +217,7 @@ class ThinParty:
     def link(
         self,
         source: ThinItem,
-        target: "ThinItem | ItemId",
+        target: "ThinItem | ItemId | Reference",
         properties: Mapping[str, Value] | None = None,
         /,
         *,
@@ -226,6 +226,13 @@ class ThinParty:
     ) -> Any:
         """A typed edge between two items, itself an item. Its properties are given as to `create`."""
         given = merge_properties(properties, more)
+        if isinstance(target, ThinItem | Reference):
+            end = target if isinstance(target, Reference) else target.reference
+            if end.seen_from(self.key).party is not None:
+                raise UsageError(
+                    "a link that a thin client makes ends in its own party",
+                    next_step="Refer to the item by a property.",
+                )
         ends = (source.id_in(self.key), item_of(target))
         item = self._new_item()
         written = [operations.create(self.feed, item, PROPERTY_SET, type, ends=ends)]
@@ -493,7 +500,7 @@ class ThinParty:
 
     def _made(self, item: ItemId, written: list[Operation], properties: dict[str, Value]) -> ThinItem:
         if properties:
-            changes = {(name,): plain_value(value) for name, value in properties.items()}
+            changes = {(name,): plain_value(value, self.key) for name, value in properties.items()}
             written.append(operations.change(self.feed, item, changes))
         self.publish(written)
         state, _ = Overlay(self.key, self.feed, written).apply(item, None)

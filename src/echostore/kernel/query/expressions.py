@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from echostore.kernel.errors import UsageError
-from echostore.kernel.ids import ITEM_ID_BYTES, ItemId, item_from_text
+from echostore.kernel.ids import ITEM_ID_BYTES, ItemId, PartyKey, item_from_text
 from echostore.kernel.query.fields import CREATED, ITEM, PARENT, TYPE, Field, FieldName, parse_field
 from echostore.kernel.query.filters import Compare, Filter, Not, Op
 from echostore.kernel.query.spec import Order
@@ -148,13 +148,21 @@ def _constant(place: Field, value: Any) -> Value:
             raise UsageError(
                 f"{place}: {value!r} does not name an item", next_step="Pass an item, its id, or its 32 hex digits."
             )
-        return None if item is None else Reference(item)
+        return None if item is None else Reference(item, *_owner(value))
     if place == CREATED:
         return _moment(value)
     if place == TYPE and not isinstance(value, (str, type(None))):
         raise UsageError(f"{place}: a type is text, not {kind_of(value)}")
     item = None if isinstance(value, (str, bytes, Reference)) else item_of(value)
-    return Reference(item) if item is not None else check_value(value, where=str(place))
+    return Reference(item, *_owner(value)) if item is not None else check_value(value, where=str(place))
+
+
+def _owner(value: Any) -> tuple[PartyKey | None, PartyKey | None]:
+    """The party that a reference names and the one whose handle gave it; of an item's handle the latter."""
+    if isinstance(value, Reference):
+        return value.party, value.within
+    reference = None if isinstance(value, (str, bytes)) else getattr(value, "reference", None)
+    return (None, reference.within) if isinstance(reference, Reference) else (None, None)
 
 
 def _moment(value: Any) -> datetime | None:

@@ -14,10 +14,11 @@ from enum import IntEnum
 from typing import Any, assert_never
 
 from echostore.kernel.errors import UsageError
+from echostore.kernel.ids import PartyKey
 from echostore.kernel.query.fields import Field, Read, presence, reader
 from echostore.kernel.query.order import BYTES, LIST, MAP, TEXT, Key, normal, order_key
 from echostore.kernel.query.source import Row
-from echostore.kernel.values import Value
+from echostore.kernel.values import Reference, Value
 
 Test = Callable[[Row], bool]
 
@@ -206,6 +207,38 @@ def _filter(part: Any) -> Filter:
         f"a filter can't be combined with {type(part).__name__}",
         next_step='Put parentheses round each comparison: (field("a") >= 1) & (field("b") == 2).',
     )
+
+
+# references
+
+
+def seen_from(condition: Filter, party: PartyKey | None) -> Filter:
+    """The filter for the rows of one party: references in it read as that party's values do. With None, for the rows of
+    several: an item is found by a reference of its own party and by one of another."""
+    match condition:
+        case Compare(field, op, value):
+            if op is Op.IN:
+                spread = [each for element in value for each in _seen_from(element, party)]
+                return Compare(field, op, tuple(spread))
+            several = [Compare(field, op, each) for each in _seen_from(value, party)]
+            return several[0] if len(several) == 1 else Or(tuple(several))
+        case Not(part):
+            return Not(seen_from(part, party))
+        case And(parts):
+            return And(tuple(seen_from(part, party) for part in parts))
+        case Or(parts):
+            return Or(tuple(seen_from(part, party) for part in parts))
+        case _:
+            assert_never(condition)
+
+
+def _seen_from(value: Value, party: PartyKey | None) -> list[Value]:
+    if type(value) is not Reference:
+        return [value]
+    if party is not None:
+        return [value.seen_from(party)]
+    owner = value.party or value.within
+    return [Reference(value.item)] if owner is None else [Reference(value.item), Reference(value.item, owner)]
 
 
 # normal form

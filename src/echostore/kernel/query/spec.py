@@ -17,9 +17,20 @@ from enum import IntEnum
 from typing import Any
 
 from echostore.kernel.errors import TooLarge, UsageError
-from echostore.kernel.ids import SYSTEM_TYPE, ItemId
+from echostore.kernel.ids import SYSTEM_TYPE, ItemId, PartyKey
 from echostore.kernel.query.fields import ITEM, PARENT, TYPE, Field
-from echostore.kernel.query.filters import EVERYTHING, Compare, Filter, Op, conjuncts, depth, describe, normalise, size
+from echostore.kernel.query.filters import (
+    EVERYTHING,
+    Compare,
+    Filter,
+    Op,
+    conjuncts,
+    depth,
+    describe,
+    normalise,
+    seen_from,
+    size,
+)
 from echostore.kernel.query.order import NAN, order_key
 from echostore.kernel.query.source import Deleted
 from echostore.kernel.values import Reference, Value
@@ -130,6 +141,12 @@ class QuerySpec:
             stages=tuple(replace(stage, filter=normalise(stage.filter)) for stage in self.stages),
             order=_without_default(tuple(order.values())) if matters else (),
             select=None if self.select is None else tuple(dict.fromkeys(self.select)),
+        )
+
+    def seen_from(self, party: PartyKey | None) -> "QuerySpec":
+        """The spec for the rows of one party, or of several: see `filters.seen_from`."""
+        return replace(
+            self, stages=tuple(replace(stage, filter=seen_from(stage.filter, party)) for stage in self.stages)
         )
 
     def check(self) -> "QuerySpec":
