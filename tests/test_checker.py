@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 
-from echostore.testing import checker, history_authority, history_conduct, history_epochs, history_facts, verdict
+from echostore.testing import (
+    checker,
+    history_authority,
+    history_conduct,
+    history_epochs,
+    history_facts,
+    history_liveness,
+    verdict,
+)
 from echostore.testing.checker import Event, check_events, check_file
 
 # Events by hand
@@ -689,7 +697,7 @@ def test_the_report_says_how_entries_fared() -> None:
 
 def test_the_checker_shares_no_code_with_the_product() -> None:
     """It must not be blind where the product is."""
-    modules = (checker, history_authority, history_epochs, history_facts, history_conduct, verdict)
+    modules = (checker, history_authority, history_epochs, history_facts, history_conduct, history_liveness, verdict)
     for module in modules:
         source = Path(str(module.__file__)).read_text(encoding="utf-8")
         imported = [line.split()[1] for line in source.splitlines() if line.startswith(("import ", "from "))]

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterable, Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -332,6 +333,22 @@ def test_who_was_retired_for_silence_is_in_no_electorate_above_the_cut_and_count
     _, machine = cut_and_go_on(story, below)
     chain = [(len(epoch.electorate), epoch.final) for epoch in machine.epoch_tally().chain]
     assert chain == [(2, True), (2, True), (3, True)]
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_an_epoch_that_a_removal_voids_is_void_on_both_sides_of_a_cut(inside: bool) -> None:
+    story = team("bob", "cyd", "dan")
+    first = story.say("ann", next_epoch(story, story.messages))
+    for name in ("cyd", "dan"):
+        story.say(name, vote(first))
+    void = story.say("bob", next_epoch(story, story.messages))
+    below = list(story.messages)
+    story.say("ann", remove("bob"))
+    if inside:
+        below = list(story.messages)
+    _, machine = cut_and_go_on(story, below)
+    assert [epoch.hash for epoch in machine.epoch_tally().chain] == [first.credentials[0].hash]
+    assert [act.voided for act in machine.epoch_tally().declared if act.hash == void.credentials[0].hash] == [True]
 
 
 def test_a_control_state_does_not_grow_with_epochs() -> None:

@@ -9,6 +9,7 @@ from echostore.kernel.feed import ForkProof, Head
 from echostore.kernel.ids import Cid, DeviceKey, FeedKey, Link, PartyKey
 from echostore.kernel.party.credentials import (
     ControlMessage,
+    DeviceRevoke,
     EpochAttest,
     EpochDispute,
     EpochGenesis,
@@ -291,7 +292,94 @@ def test_a_ground_low_hash_for_an_old_number_changes_nothing_once_a_quorum_stand
     assert min(map(name_of, rivals)) < name_of(declared), "one of them has a lower hash"
     machine = in_every_order(story)[0]
     assert names(machine) == [name_of(declared)]
-    assert len(machine.epoch_tally().chain[0].rivals) == 8
+    assert len(machine.epoch_tally().declared) == 9
+    assert len(machine.epoch_tally().chain[0].rivals) == 1, "an identity has one vote per number, and so one rival"
+
+
+def test_a_ground_low_hash_that_only_its_declarer_votes_for_blocks_nothing() -> None:
+    for attempt in range(50):
+        story = team("bob", "cyd", "dan", "eve")
+        base = list(story.messages)
+        declared = story.say("ann", genesis(story, sees=base), sees=base)
+        story.say("bob", attest(declared), sees=[*base, declared])
+        false = story.say("cyd", genesis(story, sees=base, snapshot=f"ground {attempt}"), sees=base)
+        if name_of(false) < name_of(declared):
+            break
+    assert name_of(false) < name_of(declared), "by chance one of fifty has the lower hash"
+    machine = in_every_order(story)[0]
+    assert names(machine) == [name_of(declared)], "two votes go before one, whatever the hashes"
+    assert machine.epoch_tally().objection(name_of(declared), person("dan"), machine.voters) is None
+
+
+def test_who_passes_over_an_epoch_attests_another_in_its_place() -> None:
+    story = team("bob", "cyd", "dan", "eve")
+    base = list(story.messages)
+    pair = [story.say(name, genesis(story, sees=base, snapshot=name), sees=base) for name in ("ann", "bob")]
+    low, high = sorted(map(name_of, pair))
+    tally = story.machine().epoch_tally()
+    passed = frozenset({low})
+    assert tally.objection(high, person("cyd")) is not None, "the lower hash names the number"
+    assert tally.objection(high, person("cyd"), None, passed) is None
+    assert [epoch.hash for epoch in tally.view(person("cyd"), passed)] == [high]
+    assert names(story.machine()) == [low], "what one peer passes over changes nobody's chain"
+
+
+def test_a_final_epoch_is_not_passed_over() -> None:
+    story = team("bob", "cyd")
+    declared = story.say("ann", genesis(story))
+    story.say("bob", attest(declared))
+    tally = story.machine().epoch_tally()
+    assert [epoch.hash for epoch in tally.view(person("cyd"), frozenset({name_of(declared)}))] == [name_of(declared)]
+
+
+@pytest.mark.parametrize("how", ["removed", "demoted", "device revoked", "feed retired"])
+def test_an_epoch_without_a_quorum_is_void_once_its_declarer_is_gone(how: str) -> None:
+    story = team("bob", "cyd", "dan")
+    declared = story.say("bob", genesis(story))
+    story.say("cyd", attest(declared))
+    assert names(in_every_order(story)[0]) == [name_of(declared)]
+    deed = {
+        "removed": remove("bob"),
+        "demoted": change("bob", Role.EDITOR),
+        "device revoked": DeviceRevoke(person("bob"), device("bob.d")),
+        "feed retired": FeedRetire(feed("bob"), 1),
+    }[how]
+    story.say("ann", deed)
+    machine = in_every_order(story)[0]
+    assert names(machine) == [], "it counted when it was declared, and has no quorum"
+    assert not machine.rejected, "the credential itself stays what it was"
+    other = story.say("ann", genesis(story))
+    story.say("dan", attest(other))
+    assert names(in_every_order(story)[0]) == [name_of(other)]
+    story.say("dan", attest(declared))
+    assert names(in_every_order(story)[0]) == [name_of(other)], "dan has voted"
+
+
+def test_an_epoch_with_a_quorum_stays_when_its_declarer_is_removed() -> None:
+    story = team("bob", "cyd", "dan")
+    declared = story.say("bob", genesis(story))
+    story.say("cyd", attest(declared))
+    story.say("ann", remove("bob"))
+    assert names(in_every_order(story)[0]) == []
+    story.say("dan", attest(declared))
+    machine = in_every_order(story)[0]
+    assert names(machine) == [name_of(declared)], "bob, cyd and dan are three of four"
+    assert machine.epoch_tally().final(1)
+
+
+def test_an_epoch_that_a_removed_member_declared_holds_up_no_epoch_above_it() -> None:
+    story = team("bob", "cyd", "dan")
+    first = story.say("ann", genesis(story))
+    for name in ("cyd", "dan"):
+        story.say(name, attest(first))
+    story.say("bob", genesis(story, 2, name_of(first)))
+    story.say("ann", remove("bob"))
+    second = story.say("cyd", genesis(story, 2, name_of(first), snapshot="other"))
+    for name in ("ann", "dan"):
+        story.say(name, attest(second))
+    machine = in_every_order(story)[0]
+    assert names(machine) == [name_of(first), name_of(second)]
+    assert machine.epoch_tally().chain[1].rivals == ()
 
 
 def test_a_second_attest_by_one_device_does_not_count() -> None:
@@ -354,30 +442,31 @@ def test_whoever_voted_for_a_rival_that_may_still_win_waits() -> None:
     low, high = sorted(pair, key=name_of)
     voter = "cyd"
     story.say(voter, attest(high), sees=[*base, high])
+    story.say("dan", attest(low), sees=[*base, low])
     above = story.say("dan", genesis(story, 2, name_of(low)))
     tally = story.machine().epoch_tally()
     assert names(story.machine()) == [name_of(low), name_of(above)]
     objection = tally.objection(name_of(above), person(voter))
     assert objection is not None
     assert "may still win" in objection
-    for name in ("dan", "eve"):
-        story.say(name, attest(low), sees=[*base, low])
+    story.say("eve", attest(low), sees=[*base, low])
     tally = story.machine().epoch_tally()
     assert tally.objection(name_of(above), person(voter)) is None, "three of five are against it"
 
 
 def test_whoever_went_on_votes_for_what_its_own_epoch_rests_on() -> None:
-    """Two of four stand for one rival, the third for its successor, the fourth for a rival with a lower hash: who went on can't
+    """Two of five stand for one rival, the third for its successor, two for a rival with a lower hash: who went on can't
     come over, and the two wait as long as its vote may come."""
     for attempt in range(50):
         story = Story()
-        for name in ("bob", "cyd", "dan"):
+        for name in ("bob", "cyd", "dan", "eve"):
             story.say("ann", *story.join(name, Role.ADMIN))
         base = list(story.messages)
         first = story.say("ann", genesis(story, sees=base), sees=base)
         story.say("bob", attest(first), sees=[*base, first])
         above = story.say("cyd", genesis(story, 2, name_of(first), sees=[*base, first]), sees=[*base, first])
         rival = story.say("dan", genesis(story, sees=base, snapshot=f"rival {attempt}"), sees=base)
+        story.say("eve", attest(rival), sees=[*base, rival])
         tally = story.machine().epoch_tally()
         if tally.chain[0].hash == name_of(rival):
             break

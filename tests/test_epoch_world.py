@@ -13,6 +13,7 @@ from echostore.testing.checker import check_events
 from echostore.testing.epoch_node import HONEST, EpochNode
 from echostore.testing.epoch_world import EpochWorld
 from echostore.testing.history_epochs import fold
+from echostore.testing.world import NotSettled
 
 SEEDS = 300
 KEPT = Path(__file__).parent / "golden" / "epoch_seeds.json"
@@ -39,7 +40,7 @@ def test_one_party_of_seven_makes_twenty_epochs() -> None:
     conducts = sorted(node.conduct for node in world.nodes.values())
     assert conducts[0] == "disputer"
     assert "liar" in conducts
-    assert len(world.nodes) == 9, "two joined late"
+    assert len(world.nodes) == 11, "two joined late, one was invited in the end, and one came back"
 
 
 @pytest.mark.parametrize("kept", json.loads(KEPT.read_text()), ids=str)
@@ -111,11 +112,32 @@ def test_pins_that_are_missing_are_found(monkeypatch: pytest.MonkeyPatch) -> Non
     assert broken(range(60))
 
 
+def test_waiting_for_ever_for_what_a_hostile_admin_declared_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The founder does not remove anybody who stalls the party here: it must go on all the same."""
+    monkeypatch.setattr(EpochWorld, "_remove", lambda world: None)
+    run(0, peers=4, epochs=2, hostile=1)
+    monkeypatch.setattr(EpochNode, "passed", lambda node: frozenset())
+    monkeypatch.setattr("echostore.testing.epoch_world.STEPS_MAX", 4_000)
+    with pytest.raises(NotSettled):
+        run(0, peers=4, epochs=2, hostile=1)
+    world = EpochWorld(0, peers=4, epochs=0, hostile=1).run()
+    assert "I14" in check_events(world.history).counts
+
+
+def test_hostile_admins_are_there_and_declare_what_nobody_accepts() -> None:
+    said: set[str] = set()
+    for seed in range(0, 12, 3):
+        world = run(seed, peers=5, epochs=3)
+        assert "hostile" in {node.conduct for node in world.nodes.values()}
+        said |= {line.rpartition(": ")[2] for line in world.trace if "nobody can accept" in line}
+    assert said == {"ahead", "discards", "models"}
+
+
 # the checker finds what is wrong in a history
 
 
 def good_history() -> list[dict[str, Any]]:
-    world = EpochWorld(3, peers=4, epochs=3, liars=0, disputers=0, joiners=0, removals=False).run()
+    world = EpochWorld(3, peers=4, epochs=3, liars=0, disputers=0, hostile=0, joiners=0, removals=False).run()
     assert check_events(world.history).good
     return copy.deepcopy(world.history)
 
@@ -175,6 +197,24 @@ def _disputes_the_truth(history: list[dict[str, Any]]) -> None:
     history.insert(history.index(declared) + 1, event)
 
 
+def _no_epoch_when_asked(history: list[dict[str, Any]]) -> None:
+    first(history, "ask", what="epoch")["timeframe"] = {first(history, "append")["feed"]: [9_999, ""]}
+
+
+def _nobody_comes_in(history: list[dict[str, Any]]) -> None:
+    guest = first(history, "ask", what="invitation")["peer"]
+    history[:] = [event for event in history if event["kind"] == "ask" or event.get("peer") != guest]
+    history[-1]["peers"].remove(guest)
+
+
+def _nobody_comes_back(history: list[dict[str, Any]]) -> None:
+    asked = first(history, "ask", what="recovery")
+    (feed, place), *_ = asked["timeframe"].items()
+    asked["timeframe"][feed] = [place[0] + 1, place[1]]
+    state = first([*reversed(history)], "state", peer=asked["peer"])
+    state["timeframe"] = {name: at for name, at in state["timeframe"].items() if name != feed}
+
+
 @pytest.mark.parametrize(
     ("spoil", "invariant"),
     [
@@ -186,6 +226,9 @@ def _disputes_the_truth(history: list[dict[str, Any]]) -> None:
         (_goes_back, "I10"),
         (_different_ends, "I10"),
         (_disputes_the_truth, "I10"),
+        (_no_epoch_when_asked, "I14"),
+        (_nobody_comes_in, "I14"),
+        (_nobody_comes_back, "I14"),
     ],
 )
 def test_the_checker_finds_it(spoil: Any, invariant: str) -> None:

@@ -64,10 +64,12 @@ def test_epochs_follow_each_other_by_number_hash_and_timeframe() -> None:
     assert names([*acts, declared("e", 5, "c")]) == ["a", "b", "c"], "one is left out"
 
 
-def test_of_two_with_one_number_the_lower_hash_holds_until_a_quorum_has_attested_the_other() -> None:
+def test_of_two_with_one_number_the_one_with_more_votes_holds_then_the_lower_hash_until_one_has_a_quorum() -> None:
     acts = [declared("a", 1), declared("b", 1, by=1)]
     assert names(acts) == ["a"]
-    assert names([*acts, attested("b", 1, 2)]) == ["a"], "two of five are no majority"
+    assert names([*acts, attested("b", 1, 2)]) == ["b"], "more stand for it"
+    assert names([*acts, attested("b", 1, 2), attested("a", 1, 3)]) == ["a"], "two each"
+    assert not chain([*acts, attested("b", 1, 2)], MEMBERS)[0].final, "two of five are no majority"
     assert names([*acts, attested("b", 1, 2), attested("b", 1, 3)]) == ["b"]
     both = chain([*acts, attested("b", 1, 2), attested("b", 1, 3)], MEMBERS)[0]
     assert both.final

@@ -187,7 +187,7 @@ class EpochOracle:
 
     @remembered
     def _overtaken(self, said: Said) -> list[Said]:
-        """Removals of its issuer (its membership, its feed, a lower role) that happened at the same time."""
+        """Removals of its issuer (its membership, its feed, a lower role) that happened at the same time or later."""
         found = []
         for order in self._orders(None):
             what = order.what
@@ -200,7 +200,7 @@ class EpochOracle:
                     and what.role < (self.role(said.who, order) or Role.READER)
                 )
             )
-            if aimed and not order.before(said) and not said.before(order):
+            if aimed and not order.before(said):
                 found.append(order)
         return found
 
@@ -364,7 +364,8 @@ class EpochOracle:
     def chain(self, but_for: IdentityKey | None = None) -> list[bytes]:
         """From number 1 on; for somebody, without what it disputes and no quorum stands for.
 
-        A quorum names the number, then what the lowest quorum rests on, or of two the greater, then whom fewer dispute, then the hash.
+        A quorum names the number, then what the lowest quorum rests on, or of two the greater, then whom fewer dispute,
+        then the votes, then the hash.
         """
         found: list[bytes] = []
         while True:
@@ -375,16 +376,22 @@ class EpochOracle:
                 and said.what.number == len(found) + 1
                 and said.what.previous == (found[-1] if found else b"")
                 and self._counts(genesis)
-                and (but_for not in self.disputers(genesis) or self._settled(genesis) is not None)
+                and (self._is_open(genesis, but_for) or self._settled(genesis) is not None)
             ]
             if not candidates:
                 return found
             found.append(min(candidates, key=self._preference))
 
-    def _preference(self, genesis: bytes) -> tuple[bool, tuple[int, int], bool, bytes]:
-        doubted = len(self.disputed_by(genesis)) > len(self.attested_by(genesis))
+    def _is_open(self, genesis: bytes, but_for: IdentityKey | None) -> bool:
+        """Whether it may count without a quorum: its declarer, who votes once per number, stands for it."""
+        said = self.geneses[genesis]
+        return but_for not in self.disputers(genesis) and self.vote(said.who, _number(said)) == genesis
+
+    def _preference(self, genesis: bytes) -> tuple[bool, tuple[int, int], bool, int, bytes]:
+        votes = len(self.attested_by(genesis))
+        doubted = len(self.disputed_by(genesis)) > votes
         settled = self._settled(genesis)
-        return settled is None, settled or (0, 0), doubted, genesis
+        return settled is None, settled or (0, 0), doubted, -votes, genesis
 
     @remembered
     def final(self, genesis: bytes) -> bool:

@@ -1,6 +1,7 @@
 """Parties that stand on an epoch which left something out: Spark folds from it as every peer does, to the same CID."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import pyarrow as pa
 import pytest
 
 from echostore.kernel.errors import Corrupt
-from echostore.kernel.ids import POSITION_BITS, FeedKey, feed_id, item_text
+from echostore.kernel.ids import POSITION_BITS, Cid, FeedKey, feed_id, item_text
+from echostore.kernel.party.credentials import EpochGenesis, TimeframeEntry
 from echostore.kernel.reasons import Reason
+from echostore.peer.epochs import Epochs
 from echostore.pipeline.counting import MOVED
 from echostore.pipeline.lake.bases import has_base
 from echostore.pipeline.lake.layout import BASES_FOLDER
@@ -76,6 +79,35 @@ def test_a_party_that_discarded_has_the_cid_of_its_peers(circle: Circle, told: T
     assert ready is not None
     assert cid_text(ready.cid) == later.cid
     assert verify_tree(ready.root.index_root, ready.root.item_count, dict(ready.blobs()).get).ok
+
+
+def test_the_epoch_beside_one_that_nobody_accepts_is_the_base_in_spark_as_well(circle: Circle, told: Told) -> None:
+    ann, cat = circle.party("ann"), circle.party("cat")
+    ann.members.change_role(cat.peer.identity, "admin")
+    gone, kept, _, _ = stories(ann)
+    seen_by_all(circle)
+    true = EpochGenesis(1, b"", Cid(ann.snapshot().root.index_root), timeframe=place_of(ann))
+    ahead = tuple(replace(entry, seq=entry.seq + 1000) for entry in true.timeframe)
+    cat.members.issue_claim(replace(true, discard_before_ms=10**15))
+    cat.members.issue_claim(replace(true, timeframe=ahead, created_ms=1))
+    circle.meet_all()
+    assert [epoch.final for epoch in Epochs(ann).chain()] == [False]
+    told.agreed()
+    assert discarded(circle, *NAMES) == 1, "it has the number of what is passed over"
+    assert told.publish().bases == 1
+    told.agreed()
+    shown = {row["item"] for row in told.rows("items")}
+    assert item_text(kept.id) in shown
+    assert item_text(gone.id) not in shown, "the epoch left it out"
+    ann.members.remove(circle.party("cat").peer.identity)
+    circle.get("bob", kept)["n"] = 9
+    circle.meet("ann", "bob")
+    told.agreed()
+
+
+def place_of(party: Any) -> tuple[TimeframeEntry, ...]:
+    entries = party.snapshot().root.timeframe
+    return tuple(TimeframeEntry(entry.feed_key, entry.seq, entry.link) for entry in entries)
 
 
 def test_what_comes_late_is_folded_from_the_epoch(circle: Circle, told: Told) -> None:

@@ -7,6 +7,11 @@
         ▼ fold to its timeframe (epoch_fold)
       equal CIDs ► EpochAttest            else ► EpochDispute with the first differing item; this history is kept
 
+An epoch that this peer refuses, or that has waited or that it has abstained from for the party's patience, is *passed
+over*: this peer declares beside it, and attests others in its place. It judges such an epoch again all the same, and goes
+back to it when it can attest it and has not voted at its number, or when it is final. When that is depends on this peer's clock; which epochs are in the chain
+depends on votes alone.
+
 One genesis per number, and only what `Tally.objection` allows. The fold runs without the peer's lock; before and after
 it a moment under the lock. Called by the EpochKeeper, by `epoch verify`, and by the simulator.
 """
@@ -40,7 +45,7 @@ if TYPE_CHECKING:
 ACCEPTED_SETTING: Final = "epoch"
 """Of a party in the MetaStore: the latest genesis that this peer accepted."""
 JUDGED_SETTING: Final = "epochs_judged"
-"""What this peer found about geneses and did not write to its feed."""
+"""What this peer found about geneses, by hash: the verdict, its detail, and since when it has attested or disputed nothing there."""
 JUDGED_MAX: Final = 64
 """Findings kept; older ones are found again when somebody asks."""
 FETCH_S: Final = 5.0
@@ -55,6 +60,10 @@ class Verdict(StrEnum):
     ABSTAINS = "abstains"
     REFUSED = "refused"
     WAITS = "waits"
+
+
+UNDECIDED: Final = frozenset({Verdict.ABSTAINS, Verdict.REFUSED, Verdict.WAITS})
+"""Verdicts that write nothing to a feed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +99,15 @@ class AcceptedEpoch:
             raise Corrupt("what is kept of the party's epoch can't be read") from error
 
 
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """An epoch that this peer can't attest at the moment."""
+
+    judged: Judged
+    remaining_s: float
+    """How long it still waits before it passes over the epoch; 0: it does so now."""
+
+
 class Agreement:
     """What one device does about the epochs of one party."""
 
@@ -103,12 +121,12 @@ class Agreement:
             with self._party.lock:
                 if not self._may_speak():
                     break
-                job = self._next({judged.hash for judged in found})
+                job = self._next(found)
             if job is None:
                 break
             judged = job if isinstance(job, Judged) else self._judge(job)
             found.append(judged)
-            if judged.verdict in (Verdict.WAITS, Verdict.DISPUTED):
+            if judged.verdict is Verdict.DISPUTED:
                 break  # what comes after rests on it
         if found:
             self._remember(found)
@@ -200,23 +218,89 @@ class Agreement:
         processor = self._party.runtime.processor
         return processor.membership.machine.epoch_tally(processor.child_key)
 
-    def _next(self, done: set[bytes]) -> Judged | Epoch | None:
+    def _next(self, found: list[Judged]) -> Judged | Epoch | None:
         """The next genesis to be judged, or what can be said of it at once."""
         tally, identity = self.tally, self._identity
+        done = {judged.hash for judged in found}
+        open_ones = {judged.hash for judged in found if judged.verdict in UNDECIDED}
         base = self._party.runtime.processor.base
         below = base.name.number if base is not None else 0
         # What lies below the last final epochs is settled; one more attest of it would help nobody.
         settled = tally.latest_final
         below = max(below, settled.number - 2 if settled is not None else 0)
-        for epoch in tally.view(identity):
-            if epoch.hash in done or epoch.number <= below or tally.disputed(epoch.hash, identity):
-                continue
-            if tally.objection(epoch.hash, identity, self.voters) is None:
-                return self._without_folding(self._party.runtime, epoch) or epoch
+        passed = self.passed
+        for without in (passed, frozenset[bytes]()) if passed else (passed,):
+            for epoch in tally.view(identity, without):
+                if epoch.hash in open_ones and not epoch.final:
+                    break  # what comes after rests on it, and a vote for that is one for this
+                if epoch.hash in done or epoch.number <= below or tally.disputed(epoch.hash, identity):
+                    continue
+                if tally.objection(epoch.hash, identity, self.voters, without) is None:
+                    return self._without_folding(self._party.runtime, epoch) or epoch
         for epoch in tally.owed(identity):
             if epoch.hash not in done and tally.objection(epoch.hash, identity, self.voters) is None:
                 return self._without_folding(self._party.runtime, epoch) or epoch
         return None
+
+    # what is passed over
+
+    @property
+    def view(self) -> list[Epoch]:
+        """The chain as this peer goes on from it: without what it disputes and what it passes over."""
+        return self.tally.view(self._identity, self.passed)
+
+    @property
+    def passed(self) -> frozenset[bytes]:
+        """The geneses that this peer passes over at the moment."""
+        tally, identity = self.tally, self._identity
+        passed: frozenset[bytes] = frozenset()
+        while True:
+            open_one = self._first_open(tally.view(identity, passed))
+            undecided = self.undecided(open_one) if open_one is not None else None
+            if open_one is None or undecided is None or undecided.remaining_s > 0:
+                return passed
+            passed |= {open_one.hash}
+
+    def _first_open(self, chain: list[Epoch]) -> Epoch | None:
+        """The lowest epoch that is not final and that this identity has not voted for."""
+        tally, identity = self.tally, self._identity
+        return next(
+            (each for each in chain if not each.final and tally.voted(each.number, identity) != each.hash), None
+        )
+
+    def undecided(self, epoch: Epoch) -> "Undecided | None":
+        """Why this peer can't attest an epoch now, and for how long it still waits; None where it can try.
+
+        What needs no fold is looked at afresh: blocks may have come, and time has passed.
+        """
+        with self._party.lock:
+            runtime = self._party.runtime
+            verdict, detail, since_ms = self._kept_judgement(epoch)
+            judged = self._without_folding(runtime, epoch)
+            if judged is None and verdict != Verdict.ABSTAINS:
+                return None
+            if judged is None:
+                judged = self._said(epoch, Verdict.ABSTAINS, detail)
+            if judged.verdict is Verdict.REFUSED:
+                return Undecided(judged, 0.0)
+            patience_s = runtime.processor.membership.machine.epoch_policy.patience_s
+            waited_s = (runtime.now_ms() - since_ms) / 1000 if since_ms is not None else 0.0
+            return Undecided(judged, max(0.0, patience_s - waited_s))
+
+    def look_again_s(self) -> float | None:
+        """In how many seconds this peer passes over an epoch that it waits for now; None when it waits for none."""
+        with self._party.lock:
+            if self._party.runtime.closed:
+                return None
+            waiting = self._first_open(self.view)
+            undecided = self.undecided(waiting) if waiting is not None else None
+            return undecided.remaining_s if undecided is not None else None
+
+    def _kept_judgement(self, epoch: Epoch) -> tuple[str, str, int | None]:
+        """What this peer found about an epoch without voting, and since when."""
+        kept = self._party.peer.meta.setting(JUDGED_SETTING, {}, party=self._party.key)
+        verdict, detail, *since = kept.get(epoch.hash.hex(), ["", ""])
+        return verdict, detail, int(since[0]) if since else None
 
     def _without_folding(self, runtime: "PartyRuntime", epoch: Epoch) -> Judged | None:
         """What can be said of a genesis before its state is folded."""
@@ -238,7 +322,7 @@ class Agreement:
     def _judge(self, epoch: Epoch) -> Judged:
         folded, judged = self._recomputed(epoch)
         with self._party.lock:
-            if not self._may_speak() or self.tally.objection(epoch.hash, self._identity, self.voters) is not None:
+            if not self._may_speak() or not self._may_attest(epoch):
                 return self._said(epoch, Verdict.WAITS, "things changed meanwhile")
             if judged.verdict is Verdict.ATTESTED:
                 assert isinstance(folded, Folded), folded
@@ -251,6 +335,10 @@ class Agreement:
                 return judged
             self._owner().members.issue_claim(said)
         return judged
+
+    def _may_attest(self, epoch: Epoch) -> bool:
+        views = {self.passed, frozenset[bytes]()}
+        return any(self.tally.objection(epoch.hash, self._identity, self.voters, each) is None for each in views)
 
     def _recomputed(self, epoch: Epoch) -> tuple[Folded | OpenTimeframe | None, Judged]:
         """This peer's own state at an epoch, and what follows. The items that are stored here say nothing against an
@@ -362,8 +450,10 @@ class Agreement:
             kept = dict(meta.setting(JUDGED_SETTING, {}, party=key))
             before = dict(kept)
             for judged in found:
-                kept.pop(judged.hash.hex(), None)
-                kept[judged.hash.hex()] = [str(judged.verdict), judged.detail]
+                was, _, *since = kept.pop(judged.hash.hex(), ["", ""])
+                if not since or was not in UNDECIDED or judged.verdict not in UNDECIDED:
+                    since = [self._party.runtime.now_ms()]
+                kept[judged.hash.hex()] = [str(judged.verdict), judged.detail, *since]
             kept = dict(list(kept.items())[-JUDGED_MAX:])
             if kept != before:
                 meta.set_setting(JUDGED_SETTING, kept, party=key)
@@ -382,7 +472,7 @@ class Agreement:
         machine = self._party.runtime.processor.membership.machine
         tally, identity = self.tally, self._identity
         devices = machine.member_devices
-        for epoch in reversed(tally.view(identity)):
+        for epoch in reversed(self.view):
             own = tally.voted(epoch.number, identity) == epoch.hash
             if own or epoch.final or enough_to_join(epoch, machine.epoch_policy, devices):
                 genesis = epoch.genesis

@@ -39,6 +39,8 @@ _log = logging.getLogger("echostore.epochs")
 
 LOOK_S: Final = 1.0
 """How often triggers are looked at while a party has one."""
+LOOK_S_MAX: Final = 600.0
+"""How long a peer sleeps at most while an epoch is waited for: its clock may be set meanwhile."""
 TRIGGERS_SETTING: Final = "epoch_triggers"
 """Set of a party whose policy makes epochs by itself."""
 CLOSE_S: Final = 5.0
@@ -80,8 +82,8 @@ class EpochKeeper:
         self._wake = threading.Event()
         self._round = threading.Lock()
         self._closing = False
-        self._timed = False
-        """Whether some party has a trigger: then time alone may make an epoch due."""
+        self._look_s: float | None = None
+        """After how long time alone may give something to do: a trigger, or an epoch that was waited for long enough."""
         self._thread: threading.Thread | None = None
         self._serving = False
         self._unopened = False
@@ -159,7 +161,7 @@ class EpochKeeper:
     def tick(self) -> list[Kept]:
         """One round over the open parties; a party that fails stops no other."""
         done = []
-        timed = False
+        looks: list[float] = []
         with self._round:
             for watch in list(self._watches.values()):
                 party = watch.party
@@ -184,8 +186,12 @@ class EpochKeeper:
                 done.append(kept)
                 _tell(kept)
                 with party.lock:
-                    timed = timed or self._policy(party).by_itself
-            self._timed = timed
+                    if self._policy(party).by_itself:
+                        looks.append(LOOK_S)
+                waits_s = Epochs(party).agreement.look_again_s()
+                if waits_s is not None:
+                    looks.append(min(max(waits_s, LOOK_S), LOOK_S_MAX))
+            self._look_s = min(looks, default=None)
         return done
 
     def _go_on(self, party: "Party") -> None:
@@ -292,7 +298,7 @@ class EpochKeeper:
 
     def _run(self) -> None:
         while True:
-            self._wake.wait(LOOK_S if self._timed else None)
+            self._wake.wait(self._look_s)
             self._wake.clear()
             if self.closing:
                 return

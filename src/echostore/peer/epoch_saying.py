@@ -4,8 +4,8 @@ from echostore.kernel.ids import IdentityKey
 from echostore.kernel.party.epoch_chain import Epoch, Tally
 
 
-def said_of(tally: Tally, epoch: Epoch, identity: IdentityKey, judged: dict[str, list[str]]) -> str:
-    """`judged` has what it found by the hash of the epoch, where it did not vote."""
+def said_of(tally: Tally, epoch: Epoch, identity: IdentityKey, judged: dict[str, list[str]], *, passed: bool) -> str:
+    """`judged` has what it found by the hash of the epoch, where it did not vote. `passed`: it goes on without the epoch."""
     if tally.voted(epoch.number, identity) == epoch.hash:
         return "declared" if epoch.declarer == identity else "attested"
     if tally.disputed(epoch.hash, identity):
@@ -14,5 +14,6 @@ def said_of(tally: Tally, epoch: Epoch, identity: IdentityKey, judged: dict[str,
     rival = tally.named(other) if other is not None else None
     if rival is not None:
         return f"{'declared' if rival.declarer == identity else 'attested'} a rival"
-    verdict, detail = judged.get(epoch.hash.hex(), ["not judged", ""])
-    return f"{verdict}: {detail}" if detail else verdict
+    verdict, detail, *_ = judged.get(epoch.hash.hex(), ["not judged", ""])
+    said = f"{verdict}: {detail}" if detail else verdict
+    return f"{said}; passed over" if passed else said

@@ -6,6 +6,7 @@ things: the blobs of the snapshot, the blobs of record and cut (`wire.epochs`), 
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from echostore.kernel.errors import Corrupt, NotFound, Refused, UsageError
@@ -108,9 +109,9 @@ class Epochs:
             return self.tally.chain
 
     def own_chain(self) -> list[Epoch]:
-        """The chain without what this identity disputes: what it goes on from."""
+        """The chain without what this identity disputes and this peer passes over: what it goes on from."""
         with self._party.reading():
-            return self.tally.view(self._identity)
+            return self.agreement.view
 
     def judged(self, epoch: Epoch) -> bool:
         """Whether this identity has cast its vote at an epoch's number, or a quorum stands for the epoch."""
@@ -319,11 +320,13 @@ class Epochs:
         old such things become.
         """
         discard_before_ms = _checked_time(discard_before_ms)
+        self._judge_last()
         with self._party.writing() as runtime:
             self._check_here(runtime)
             if discard_before_ms is None:
                 discard_before_ms = self.policy.discard_before_ms(runtime.now_ms())
             self._check_may_declare(runtime)
+            self._check_judged()
             retire_silent(self._party)
             discard = self._discard(runtime, discard_before_ms)
             runtime.flush()
@@ -338,9 +341,29 @@ class Epochs:
         said = EpochGenesis(number=1, previous=b"", snapshot=Cid(b""), child=runtime.processor.child_key)
         self._owner().members.check_may_say(said)
 
+    def _judge_last(self) -> None:
+        """Judge what the next epoch would rest on, where this peer has not yet: it may be wrong, or wait for something."""
+        chain = self.own_chain()
+        if chain and not self.judged(chain[-1]):
+            self.review()
+
+    def _check_judged(self) -> None:
+        """Refused while the next epoch would rest on one that this peer can't judge and does not pass over yet."""
+        chain = self.agreement.view
+        if not chain or self.judged(chain[-1]):
+            return
+        undecided = self.agreement.undecided(chain[-1])
+        if undecided is not None:
+            minutes = max(1, ceil(undecided.remaining_s / 60))
+            raise Refused(
+                f"epoch {chain[-1].number}, declared by {self.names([chain[-1].declarer])[0]}, can't be judged here yet: "
+                f"{undecided.judged.detail}",
+                next_step=f"Connect to other members, or try again in {minutes} min: it is passed over then.",
+            )
+
     def _check_changed(self, root: StateRoot) -> None:
         """Refused where the epoch before has this state; that its root names another base is no news of the party."""
-        known = self.tally.view(self._identity)
+        known = self.agreement.view
         try:
             same = bool(known) and root.same_state(read_state_root(self._blob(known[-1].genesis.snapshot)))
         except (NotFound, Corrupt, OldEncoding):
@@ -362,7 +385,7 @@ class Epochs:
             if discard_before_ms is None:
                 discard_before_ms = self.policy.discard_before_ms(runtime.now_ms())
             folded = self._state_now(runtime, self._discard(runtime, discard_before_ms))
-            known, silent = self.tally.view(self._identity), len(silent_feeds(self._party))
+            known, silent = self.agreement.view, len(silent_feeds(self._party))
             if not silent:
                 self._check_changed(folded.root)
             number = known[-1].number + 1 if known else 1
@@ -370,11 +393,11 @@ class Epochs:
 
     def _discard(self, runtime: "PartyRuntime", asked_ms: int | None) -> int:
         """Up to when the next epoch discards: as asked, and no less than the one before."""
-        known = self.tally.view(self._identity)
-        discard = max(asked_ms or 0, known[-1].genesis.discard_before_ms if known else 0)
-        if discard > runtime.now_ms():
+        known = self.agreement.view
+        if (asked_ms or 0) > runtime.now_ms():
             raise UsageError("an epoch discards what lies in the past", next_step="Name an earlier time.")
-        return discard
+        # The one before may be a little ahead of this clock: it was accepted, and the next can't go back behind it.
+        return max(asked_ms or 0, known[-1].genesis.discard_before_ms if known else 0)
 
     def _own_state(
         self,
@@ -387,7 +410,7 @@ class Epochs:
 
         None when not all of it is here.
         """
-        known = self.tally.view(self._identity)
+        known = self.agreement.view
         genesis = EpochGenesis(
             number=known[-1].number + 1 if known else 1,
             previous=known[-1].hash if known else b"",
@@ -424,9 +447,11 @@ class Epochs:
         have gone on since: what came later is above the epoch.
         """
         party = self._party
+        self._judge_last()
         with party.writing() as runtime:
             self._check_here(runtime)
             self._check_may_declare(runtime)
+            self._check_judged()
             runtime.flush()
             self._store(runtime, blobs)
             root = read_state_root(self._blob(cid))
@@ -453,7 +478,7 @@ class Epochs:
 
     def _recompute(self, runtime: "PartyRuntime", root: StateRoot) -> Cid:
         """This peer's own snapshot at the place of a state root."""
-        known = self.tally.view(self._identity)
+        known = self.agreement.view
         place = tuple(TimeframeEntry(entry.feed_key, entry.seq, entry.link) for entry in root.timeframe)
         try:
             discarded = known[-1].genesis.discard_before_ms if known else 0
@@ -473,7 +498,7 @@ class Epochs:
         runtime = party.runtime
         processor = runtime.processor
         owner = self._owner()
-        known = self.tally.view(self._identity)  # not on top of what this device itself disputes
+        known = self.agreement.view  # not on top of what this device disputes or passes over
         before = known[-1] if known else None
         blobs: dict[Cid, bytes] = {}
         cuts = cuts_at(processor, root, processor.control_timeframe)
@@ -528,9 +553,13 @@ class Epochs:
     def _views(self, epochs: Iterable[Epoch]) -> list[EpochView]:
         names = {member.identity: member.name for member in self._party.members.all()}
         judged = self._party.peer.meta.setting(JUDGED_SETTING, {}, party=self._party.key)
-        tally, identity = self.tally, self._identity
+        tally, identity, passed = self.tally, self._identity, self.agreement.passed
         return [
-            self._view(epoch, names.get(epoch.declarer, ""), said_of(tally, epoch, identity, judged))
+            self._view(
+                epoch,
+                names.get(epoch.declarer, ""),
+                said_of(tally, epoch, identity, judged, passed=epoch.hash in passed),
+            )
             for epoch in epochs
         ]
 

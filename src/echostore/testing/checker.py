@@ -18,6 +18,7 @@ that a `quiesce` comes after what it sums up.
     I10 epochs         numbers form one chain, timeframes grow, one final epoch per number, one vote per identity
     I11 authority      what is delivered was allowed by the control blocks in its own past
     I12 faults         at quiescence all hold the same fork proofs, each for a fork that there is
+    I14 liveness       at quiescence every epoch, invitation and recovery that was asked for has come about
     H  the history itself makes no sense
 
     python -m echostore.testing.checker history.jsonl

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from echostore.kernel.ids import Cid, DeviceKey, FeedKey, IdentityKey, Link, PartyKey, feed_id
@@ -19,13 +19,18 @@ from echostore.kernel.party.credentials import (
     VerifiedCredential,
 )
 from echostore.kernel.party.epoch_chain import Epoch, enough_to_join, follows, truncatable
-from echostore.kernel.party.epoch_policy import election, turn
+from echostore.kernel.party.epoch_policy import DISCARD_AHEAD_MS, election, turn
 from echostore.kernel.party.machine import PartyMachine
 
 if TYPE_CHECKING:
     from echostore.testing.epoch_world import EpochWorld
 
-HONEST, LIAR, DISPUTER = "honest", "liar", "disputer"
+HONEST, LIAR, DISPUTER, HOSTILE = "honest", "liar", "disputer", "hostile"
+
+UNACCEPTABLE = ("ahead", "discards", "models")
+"""Epochs of a hostile admin that nobody can attest, and that nobody can prove wrong."""
+KNOWN_MODELS = frozenset({("set", 1)})
+FUTURE_MS = 10**15
 
 
 def seeded_key(*parts: object) -> bytes:
@@ -66,9 +71,12 @@ class Log:
 class EpochNode:
     """One peer. What survives a crash is in `control`, `logs`, `base`, `blobs` and `floor`."""
 
-    def __init__(self, world: "EpochWorld", name: str, conduct: str = HONEST) -> None:
+    def __init__(
+        self, world: "EpochWorld", name: str, conduct: str = HONEST, identity: IdentityKey | None = None
+    ) -> None:
         self.world, self.name, self.conduct = world, name, conduct
-        self.identity, self.device = IdentityKey(seeded_key("identity", name)), DeviceKey(seeded_key("device", name))
+        self.identity = IdentityKey(seeded_key("identity", name)) if identity is None else identity
+        self.device = DeviceKey(seeded_key("device", name))
         self.control_feed, self.data_feed = FeedKey(seeded_key("control", name)), FeedKey(seeded_key("data", name))
         self.control: dict[FeedKey, list[ControlMessage]] = {}
         self.logs: dict[FeedKey, Log] = {self.data_feed: Log()}
@@ -81,6 +89,8 @@ class EpochNode:
         self.up = True
         self.unflushed = 0
         self.joining = False
+        self.undecided_s: dict[bytes, float] = {}
+        """Since when it has been able neither to attest nor to dispute a genesis."""
         self._start()
 
     def _start(self) -> None:
@@ -98,13 +108,14 @@ class EpochNode:
     # control
 
     def say(self, *assertions: Assertion, device: DeviceKey | None = None) -> None:
-        """Write a control message; it is durable, and everything processed is in its past."""
+        """Write a control message; it is durable, and everything processed is in its past. `device` signs the first."""
         own = self.control.setdefault(self.control_feed, [])
         clock = {feed_id(feed): last for feed, last in self.clock.items()}
         depth = 1 + max((self.control[feed][last].depth for feed, last in self.clock.items()), default=0)
         credentials = []
         for position, said in enumerate(assertions):
-            claim = Claim(PARTY, self.identity, device or self.device, said)
+            signer = device if device is not None and position == 0 else self.device
+            claim = Claim(PARTY, self.identity, signer, said)
             credentials.append(VerifiedCredential(claim, seeded_key(self.name, len(own), position, self.world.seed)))
         self._append(
             ControlMessage(feed_id(self.control_feed), self.control_feed, len(own), depth, clock, tuple(credentials))
@@ -157,7 +168,7 @@ class EpochNode:
             self.tell("deliver", feed=feed.hex(), seq=entry.seq, hash=entry.hash.hex(), position=self.position)
             self.position += 1
         if counted < told:
-            self.tell("exclude", hash=self._hash(feed, counted), reason="cut")
+            self.tell("exclude", hash=self.hash_at(feed, counted), reason="cut")
         self.counted[feed] = counted
 
     def _counted(self, feed: FeedKey) -> int:
@@ -182,12 +193,12 @@ class EpochNode:
             )
             entry = Entry(self.data_feed, seq, seeded_key("entry", self.name, seq, log.link_at(seq - 1), deps), deps)
             log.entries.append(entry)
-            named = [[feed.hex(), last, self._hash(feed, last)] for feed, last in deps]
+            named = [[feed.hex(), last, self.hash_at(feed, last)] for feed, last in deps]
             self.tell("append", feed=self.data_feed.hex(), seq=seq, hash=entry.hash.hex(), deps=named, durable=True)
         self.unflushed = 0
         self.process()
 
-    def _hash(self, feed: FeedKey, seq: int) -> str:
+    def hash_at(self, feed: FeedKey, seq: int) -> str:
         link = self.logs[feed].link_at(seq)
         return link.hex() if link is not None else self.world.hashes[feed, seq].hex()
 
@@ -221,32 +232,64 @@ class EpochNode:
         for _ in range(64):
             if self.identity not in self.machine.electorate:
                 return
-            tally = self.machine.epoch_tally()
-            todo = [
-                epoch
-                for epoch in (*tally.view(self.identity), *tally.owed(self.identity))
-                if epoch.number > self.base[0]
-                and not tally.disputed(epoch.hash, self.identity)
-                and tally.voted(epoch.number, self.identity) is None
-                and tally.objection(epoch.hash, self.identity, self.machine.voters) is None
-            ]
-            if not todo or not self._judge(todo[0]):
+            todo = self._next()
+            if todo is None or not self._judge(todo):
                 return
+
+    def _next(self) -> Epoch | None:
+        """The next epoch to be judged: what it can't judge is noted, and what comes after that waits with it."""
+        tally, passed = self.machine.epoch_tally(), self.passed()
+        for without in (passed, frozenset[bytes]()):
+            for epoch in (*tally.view(self.identity, without), *tally.owed(self.identity)):
+                if (
+                    epoch.number > self.base[0]
+                    and not tally.disputed(epoch.hash, self.identity)
+                    and tally.voted(epoch.number, self.identity) is None
+                    and tally.objection(epoch.hash, self.identity, self.machine.voters, without) is None
+                ):
+                    if self._undecided(epoch.genesis) is None:
+                        return epoch
+                    self.undecided_s.setdefault(epoch.hash, self.world.now)
+                    break
+        return None
+
+    def _undecided(self, genesis: EpochGenesis) -> str | None:
+        """Why it can neither attest nor dispute an epoch at the moment."""
+        if not KNOWN_MODELS.issuperset(genesis.models):
+            return "abstains"
+        if genesis.discard_before_ms > self.world.now * 1000 + DISCARD_AHEAD_MS:
+            return "refused"
+        wanted = {entry.feed: entry.seq + 1 for entry in genesis.timeframe}
+        if any(self.done.get(feed, 0) < length for feed, length in wanted.items()):
+            return "waits"
+        return "abstains" if self.state_at(wanted) is None else None
+
+    def passed(self) -> frozenset[bytes]:
+        """The geneses that it goes on without: refused ones, and those that it could not judge for long enough."""
+        tally, passed = self.machine.epoch_tally(), frozenset[bytes]()
+        patience_s = self.machine.epoch_policy.patience_s
+        while True:
+            chain = tally.view(self.identity, passed)
+            voted = {epoch.hash for epoch in chain if tally.voted(epoch.number, self.identity) == epoch.hash}
+            epoch = next((each for each in chain if not each.final and each.hash not in voted), None)
+            why = self._undecided(epoch.genesis) if epoch is not None else None
+            if epoch is None or why is None:
+                return passed
+            since = self.undecided_s.get(epoch.hash, self.world.now)
+            if why != "refused" and self.world.now - since < patience_s:
+                return passed
+            passed |= {epoch.hash}
 
     def _judge(self, epoch: Epoch) -> bool:
         genesis = epoch.genesis
-        if self.conduct == LIAR:
+        if self.conduct in (LIAR, HOSTILE):
             return False
         if self.conduct == DISPUTER:
             self.world.told_dispute(self, epoch)
             self.say(EpochDispute(epoch.number, epoch.hash, b"", "because"))
             return True
-        wanted = {entry.feed: entry.seq + 1 for entry in genesis.timeframe}
-        if any(self.done.get(feed, 0) < length for feed, length in wanted.items()):
-            return False
-        mine = self.state_at(wanted)
-        if mine is None:
-            return False
+        mine = self.state_at({entry.feed: entry.seq + 1 for entry in genesis.timeframe})
+        assert mine is not None, f"{self.name} judges what it can't"
         true_admission = self.world.admission_digest(self, genesis)
         cid = snapshot_cid(mine)
         if cid == genesis.snapshot and genesis.admission_digest == true_admission and self._links_fit(genesis):
@@ -273,7 +316,7 @@ class EpochNode:
             return
         policy = self.machine.epoch_policy
         tally = self.machine.epoch_tally()
-        chain = tally.view(self.identity)
+        chain = tally.view(self.identity, self.passed())
         before = chain[-1] if chain else None
         now = self.timeframe()
         inside = {entry.feed: entry.seq + 1 for entry in before.genesis.timeframe} if before else {}
@@ -281,6 +324,10 @@ class EpochNode:
         name = before.hash if before else b""
         if self.due_for != name:
             self.due_s, self.due_for = None, name
+        if self.conduct == HOSTILE:
+            if self.world.chance.random() < 0.2:
+                self.declare(tally.chain if self.world.chance.random() < 0.5 else chain, now)
+            return
         lies = self.conduct == LIAR and messages > 0 and self.world.chance.random() < 0.05
         if not lies and not policy.due(messages=messages, size=0, age_s=0):
             return
@@ -317,9 +364,14 @@ class EpochNode:
             ),
             admission_digest=self.machine.admission().digest,
             created_ms=int(self.world.now * 1000),
+            discard_before_ms=before.genesis.discard_before_ms if before else 0,
         )
+        if self.conduct == HOSTILE:
+            genesis = self._unacceptable(genesis)
         fear = self.machine.epoch_tally().fear(genesis, chain, self.identity, self.machine.voters)
-        if self.conduct != LIAR and (fear is not None or not follows(genesis, before, self.machine.ended_feeds)):
+        if self.conduct not in (LIAR, HOSTILE) and (
+            fear is not None or not follows(genesis, before, self.machine.ended_feeds)
+        ):
             return
         self.blobs[genesis.snapshot] = state
         electorate = sorted(identity.hex() for identity in self.machine.electorate)
@@ -337,8 +389,19 @@ class EpochNode:
         self.say(genesis)
         self.due_s = None
 
+    def _unacceptable(self, genesis: EpochGenesis) -> EpochGenesis:
+        """What nobody can judge: blocks that nobody wrote, a time that has not come, a model that nobody has."""
+        kind = self.world.chance.choice(UNACCEPTABLE)
+        self.world.say(f"{self.name} declares {genesis.number}, which nobody can accept: {kind}")
+        if kind == "ahead":
+            ahead = [replace(entry, seq=entry.seq + 100, link=Link(bytes(32))) for entry in genesis.timeframe]
+            return replace(genesis, timeframe=tuple(ahead))
+        if kind == "discards":
+            return replace(genesis, discard_before_ms=FUTURE_MS)
+        return replace(genesis, models=(("unheard-of", 1),))
+
     def _link(self, feed: FeedKey, seq: int) -> bytes:
-        return bytes.fromhex(self._hash(feed, seq))
+        return bytes.fromhex(self.hash_at(feed, seq))
 
     def compact(self) -> None:
         """Delete what lies below an epoch that the policy's quorum attested, now and then."""
@@ -404,7 +467,7 @@ class EpochNode:
             self.stand_on(epoch)
             self.world.told_final(epoch)
             counted = {feed: length for feed, length in self.counted.items() if length}
-            timeframe = {feed.hex(): [length - 1, self._hash(feed, length - 1)] for feed, length in counted.items()}
+            timeframe = {feed.hex(): [length - 1, self.hash_at(feed, length - 1)] for feed, length in counted.items()}
             self.tell("crash")
             self.tell("boot", held=self._held(), timeframe=timeframe, position=self.position, base=epoch.number)
             self.process()
@@ -437,7 +500,7 @@ class EpochNode:
 
     def _held(self) -> dict[str, list[Any]]:
         log = self.logs[self.data_feed]
-        return {self.data_feed.hex(): [log.length, self._hash(self.data_feed, log.length - 1)]} if log.length else {}
+        return {self.data_feed.hex(): [log.length, self.hash_at(self.data_feed, log.length - 1)]} if log.length else {}
 
     def tell(self, kind: str, **fields: Any) -> None:
         self.world.record({"kind": kind, "peer": self.name, **fields})

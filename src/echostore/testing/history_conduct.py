@@ -7,6 +7,7 @@ from typing import Any
 
 from echostore.testing.history_epochs import EpochConduct
 from echostore.testing.history_facts import Entry, Event, Facts
+from echostore.testing.history_liveness import Liveness
 from echostore.testing.verdict import Report
 
 
@@ -56,6 +57,7 @@ class Conduct:
         self._control_heads: dict[str, dict[int, frozenset[tuple[str, int]]]] = {}
         """feed -> seq -> the control blocks that are last in the past of that entry."""
         self._epochs = EpochConduct(facts.agreement, facts.places, facts.cuts, report)
+        self._liveness = Liveness(facts.agreement, facts.cuts, report)
         self._branches: dict[str, dict[int, set[str]]] = {}
         """Of feeds that forked: what correct peers delivered at each place."""
 
@@ -167,6 +169,7 @@ class Conduct:
         place = tuple(sorted((feed, seq, digest) for feed, (seq, digest) in timeframe.items()))
         view.state_hash = event["state_hash"]
         self._epochs.state(number, event)
+        self._liveness.state(event)
         known = self._states.setdefault((place, event["admission"], event["base"]), (event["state_hash"], peer))
         if known[0] != event["state_hash"]:
             self.report.add("I6", number, f"{peer} and {known[1]} have different states at one timeframe")
@@ -224,6 +227,7 @@ class Conduct:
         if len(states) > 1:
             self.report.add("I7", number, f"{len(states)} different states although nothing is under way")
         self._epochs.quiesce(number, sorted(peers))
+        self._liveness.quiesce(number, sorted(peers))
         self._weigh_forks(number, peers, demanded=bool(event.get("proofs")))
 
     def _weigh_forks(self, number: int, peers: dict[str, PeerView], *, demanded: bool) -> None:
@@ -355,6 +359,10 @@ class Conduct:
 
     def chain(self, number: int, event: Event, view: PeerView) -> None:
         self._epochs.chain(number, event)
+        self._liveness.chain(event)
+
+    def ask(self, number: int, event: Event, view: PeerView) -> None:
+        self._liveness.ask(number, event)
 
     def nothing(self, number: int, event: Event, view: PeerView) -> None:
         """Of interest in the first reading alone."""
@@ -395,6 +403,7 @@ _CONDUCT: dict[str, Callable[[Conduct, int, Event, PeerView], None]] = {
     "attest": Conduct.attest,
     "dispute": Conduct.dispute,
     "chain": Conduct.chain,
+    "ask": Conduct.ask,
     "fork": Conduct.fork,
     "byzantine": Conduct.nothing,
 }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from echostore.kernel.errors import Corrupt, NotFound, Refused
 from echostore.kernel.ids import Cid, IdentityKey, ItemId
-from echostore.kernel.party.credentials import EpochDispute
+from echostore.kernel.party.credentials import EpochDispute, EpochGenesis, TimeframeEntry
 from echostore.kernel.party.epoch_chain import Epoch
 from echostore.kernel.snapshot import ModelVersion
 from echostore.kernel.sync.events import Unobtainable
@@ -22,11 +22,13 @@ from echostore.peer.control_floor import brings_on, fetch_floor, stand_on
 from echostore.peer.epoch_agreement import Verdict
 from echostore.peer.epoch_fetching import Fetch
 from echostore.peer.epochs import Epochs
+from echostore.peer.identity import Welcome
 from echostore.peer.parting import pinned_elsewhere
 from echostore.peer.party import Party
 from echostore.peer.peer import Peer
-from echostore.testing.epoch_node import DISPUTER, HONEST, LIAR
+from echostore.testing.epoch_node import DISPUTER, FUTURE_MS, HONEST, HOSTILE, LIAR, UNACCEPTABLE
 from echostore.wire.base_epoch import base_mark
+from echostore.wire.cids import PROTOBUF, cid_of
 from echostore.wire.snapshot import encode_item, read_state_root, state_root_bytes
 from echostore.wire.tree import build
 
@@ -63,6 +65,8 @@ class RealEpochNode:
         """What others refused since the last look: evidence for a control state, or None for blocks of data."""
         self._judged: set[bytes] = set()
         self._told: tuple[Any, ...] = ()
+        self._recovered = False
+        """Whether it came back by a phrase, and has not admitted itself yet."""
 
     @property
     def party(self) -> Party:
@@ -79,6 +83,14 @@ class RealEpochNode:
         with party.reading() as runtime:
             return self.identity in runtime.processor.membership.machine.voters
 
+    def recover(self, phrase: str, welcome: Welcome) -> None:
+        """Become a new device of an identity that was lost elsewhere, and enter the party with it."""
+        self.peer.recover(phrase)
+        self.identity = IdentityKey(self.peer.identity)
+        self.peer.enter_as_device(welcome)
+        self.party.runtime.data_held = True  # as on a network: it looks for an epoch before it asks for data
+        self._recovered = True
+
     # meeting others
 
     def unobtainable(self, effect: Unobtainable) -> None:
@@ -88,6 +100,8 @@ class RealEpochNode:
 
     def catch_up(self, other: "RealEpochNode") -> None:
         """After a meeting: start from what the other stands on where blocks are gone, or this peer is new."""
+        if self._recovered and self.peer.opener.admit_itself(self.party):
+            self._recovered = False
         gone, self._gone = self._gone, set()
         for evidence in sorted(each for each in gone if each is not None):
             self._take_floor(other, evidence)
@@ -140,6 +154,8 @@ class RealEpochNode:
             return
         if self.conduct == LIAR:
             self._lie()
+        elif self.conduct == HOSTILE:
+            self._declare_unacceptable()
         elif self.conduct == DISPUTER:
             self._dispute_all()
         else:
@@ -211,6 +227,42 @@ class RealEpochNode:
             return
         self.world.say(f"{self.name} declares {view.number}, and {lie} an item")
         self.world.declared(self, bytes.fromhex(view.hash))
+
+    def _declare_unacceptable(self) -> None:
+        """Declare what nobody can judge, now and then: blocks that nobody wrote, a time to come, a model that nobody has."""
+        chance, party = self.world.chance, self.party
+        kind, chain = chance.choice(UNACCEPTABLE), self.epochs.tally.chain
+        if chance.random() > 0.4:
+            return
+        known = chain if chance.random() < 0.5 else [epoch for epoch in chain if epoch.final]
+        before, root = known[-1] if known else None, party.snapshot().root
+        ahead = 100 if kind == "ahead" else 0
+        timeframe = [TimeframeEntry(each.feed_key, each.seq + ahead, each.link) for each in root.timeframe]
+        false = Cid(cid_of(chance.randbytes(32), PROTOBUF))
+        genesis = EpochGenesis(
+            number=before.number + 1 if before else 1,
+            previous=before.hash if before else b"",
+            snapshot=false,
+            record=false,
+            cut=false,
+            timeframe=tuple(timeframe),
+            control_timeframe=self.epochs._control_timeframe(),
+            admission_digest=root.admission_digest,
+            encoding_version=root.encoding_version,
+            models=(("unheard-of", 1),)
+            if kind == "models"
+            else tuple((each.model, each.version) for each in root.models),
+            discard_before_ms=FUTURE_MS if kind == "discards" else before.genesis.discard_before_ms if before else 0,
+            created_ms=self.world.now_ms(),
+        )
+        try:
+            party.members.issue_claim(genesis)
+        except Refused as refused:
+            self.world.say(f"{self.name} does not get to declare: {refused.what}")
+            return
+        self.world.say(f"{self.name} declares {genesis.number}, which nobody can accept: {kind}")
+        (name,) = (act.hash for act in self.epochs.tally.declared if act.act == genesis)
+        self.world.declared(self, name)
 
     def _dispute_all(self) -> None:
         epochs, tally = self.epochs, self.epochs.tally

@@ -7,13 +7,14 @@
 `echostore.testing.epoch_world` has the same story with stand-ins for everything but the rules: it is quick, and runs for hundreds of
 seeds. This one runs the product itself, on disk: peers write all models, meet in part or in whole, are killed, lose their item
 stores, delete what lies below epochs, join late, start from epochs and from control states, leave out what is old; liars and
-disputers say what they like. In every seventh run all are honest, and several admins let people in, remove and demote them, each by
+disputers say what they like. In every eighth run one of them is a hostile admin, who declares epochs that nobody can judge. In every seventh run all are honest, and several admins let people in, remove and demote them, each by
 what it knows; then two sides may both have a quorum of those they know, so of chains only the last one is written down, and epochs
 need not become final. In the end
 
     all honest members have one chain and one snapshot CID,
     and so has each of them after it was opened again, as it is and with its items made anew,
-    and so has a newcomer, who starts from the newest epoch,
+    and so has a newcomer, who starts from the newest epoch, and a member that comes back by its recovery phrase,
+    and an epoch that is asked for has become final, whatever the faulty do meanwhile (I14),
     and every epoch that anybody declared is folded again from the first message on, by the one who kept everything:
     the checker holds declarations, attests and disputes against what that gives.
 """
@@ -32,9 +33,10 @@ from echostore.kernel.party.epoch_chain import Epoch, genesis_of
 from echostore.kernel.party.epoch_policy import EPOCH_DECLARERS, EPOCH_GRACE, EPOCH_MESSAGES, EPOCH_SILENCE
 from echostore.peer.epoch_fold import Folded, OpenTimeframe, fold_to
 from echostore.peer.epoch_states import EpochStates
+from echostore.peer.identity import Welcome
 from echostore.peer.items import Item
 from echostore.peer.peer import Peer
-from echostore.testing.epoch_node import DISPUTER, HONEST, LIAR
+from echostore.testing.epoch_node import DISPUTER, HONEST, HOSTILE, LIAR
 from echostore.testing.history_epochs import UNTOLD
 from echostore.testing.inmemory import link
 from echostore.testing.peer_node import seeded_keys
@@ -44,6 +46,8 @@ from echostore.testing.world import NotSettled
 STEPS_MAX: Final = 4_000
 """Steps after which a run that has not made its epochs never will."""
 SETTLE_ROUNDS_MAX: Final = 40
+ASK_ROUNDS_MAX: Final = 60
+"""Rounds of a grace time each in which an epoch that is asked for must come about."""
 STALL_S: Final = 60.0
 """After so long without a final epoch the founder removes a member who does not take part."""
 MESSAGES: Final = 8
@@ -70,11 +74,14 @@ class RealEpochWorld:
         *,
         peers: int = 4,
         epochs: int = 4,
+        hostile: int | None = None,
         joiners: int = 1,
         partitions: bool = True,
         crashes: bool = True,
     ) -> None:
+        """A `hostile` admin is there in every eighth run, unless that is given."""
         self.seed, self.epochs = seed, epochs
+        self._hostile = seed % 8 == 5 if hostile is None else bool(hostile)
         self.chance = random.Random(f"real epochs {seed}")
         self.now = 0.0
         self.trace: list[str] = []
@@ -100,9 +107,11 @@ class RealEpochWorld:
             settings[EPOCH_SILENCE] = SILENCE_S
         party.members.set_policy({name: str(value).encode() for name, value in settings.items()})
         # A minority may be faulty; the founder, who admits and removes, never is.
-        faulty = [LIAR, DISPUTER][: (len(self._names) - 1) // 2] if not self._churn else []
+        kinds = [HOSTILE, LIAR, DISPUTER] if self._hostile else [LIAR, DISPUTER]
+        faulty = kinds[: (len(self._names) - 1) // 2] if not self._churn else []
         for name in self._names[1:]:
-            self._admit(first, name, faulty.pop() if faulty else HONEST, "admin" if self._churn else "editor")
+            conduct = faulty.pop() if faulty else HONEST
+            self._admit(first, name, conduct, "admin" if self._churn or conduct == HOSTILE else "editor")
         return self
 
     def __exit__(
@@ -316,8 +325,13 @@ class RealEpochWorld:
             if not node.up:
                 node.restart()
         self._until_agreed()
-        self._join("newcomer")
-        self._until_agreed()
+        if not self._churn:
+            if self.chance.random() < 0.5:
+                self._remove()
+            self._ask_for_an_epoch()
+        self._ask_for_an_invitation()
+        if not self._churn:
+            self._ask_for_a_recovery()
         self.say("settled")
         self._settled = True
         for node in self._honest():
@@ -334,18 +348,90 @@ class RealEpochWorld:
         self.record({"kind": "quiesce", "peers": [node.name for node in self._honest()]})
         return self
 
+    # what must come about, whatever the faulty do
+
+    def _ask_for_an_epoch(self) -> None:
+        """Everybody writes enough to make an epoch due; somebody declares one, and it becomes final."""
+        founder = self.nodes[self.founder]
+        self._all_write()
+        self._until_agreed()
+        with founder.party.reading() as runtime:
+            processor = runtime.processor
+            entries = processor.timeframe.entries.items()
+            wanted = {processor.feed_key(feed).hex(): [at.seq, at.link.hex()] for feed, at in entries}
+        self.say("an epoch is asked for")
+        founder.tell("ask", what="epoch", timeframe=wanted)
+        for round_ in range(ASK_ROUNDS_MAX):
+            if round_ % 5 == 4:  # a number whose votes are split becomes final with the next one
+                self._all_write()
+            if all(self._has_final(node, wanted) for node in self._honest()):
+                break
+            self.now += GRACE_S
+            self._meet_all()
+            for name in sorted(self.nodes):
+                self.nodes[name].tick()
+        self._until_agreed()
+
+    def _all_write(self) -> None:
+        for node in self._honest():
+            for number in range(MESSAGES):
+                node.party.create("property-set", type="task", n=number)
+            node.party.flush()
+
+    def _has_final(self, node: RealEpochNode, wanted: dict[str, list[Any]]) -> bool:
+        latest = node.epochs.tally.latest_final
+        inside = {entry.feed.hex(): entry.seq for entry in latest.genesis.timeframe} if latest is not None else {}
+        return all(inside.get(feed, -1) >= seq for feed, (seq, _) in wanted.items())
+
+    def _ask_for_an_invitation(self) -> None:
+        self._tell_asked("newcomer", "invitation")
+        guest = self._join("newcomer")
+        self._until_agreed()
+        guest.party.create("property-set", type="task", n=0)
+        self._until_agreed()
+
+    def _ask_for_a_recovery(self) -> None:
+        """A member's machine is lost; the identity comes back on a new one, from its recovery phrase."""
+        founder = self.nodes[self.founder]
+        others = [node for node in self._honest() if node.name not in (self.founder, "newcomer")]
+        if not others:
+            return
+        lost = self.chance.choice(others)
+        phrase = lost.peer.recovery_phrase()
+        self.nodes.pop(lost.name).close()
+        name = f"{lost.name}-recovered"
+        self.say(f"{lost.name} is lost, and comes back as {name}")
+        self._tell_asked(name, "recovery")
+        genesis = founder.party.runtime.processor.membership.machine.genesis
+        assert genesis is not None
+        node = self._add(name, HONEST)
+        node.recover(phrase, Welcome(self.key, genesis.control_feed, ""))
+        self._until_agreed()
+        node.party.create("property-set", type="task", n=0)
+        self._until_agreed()
+
+    def _tell_asked(self, name: str, what: str) -> None:
+        """Write down who is to have what everybody has now."""
+        with self.nodes[self.founder].party.reading() as runtime:
+            entries = runtime.processor.timeframe.entries.items()
+            wanted = {feed.hex(): [at.seq] for feed, at in entries}
+        self.record({"kind": "ask", "peer": name, "what": what, "timeframe": wanted})
+
+    def _meet_all(self) -> None:
+        names = sorted(self.nodes)
+        self.chance.shuffle(names)
+        for one in names:
+            for other in names:
+                if one < other:
+                    self._meet(self.nodes[one], self.nodes[other])
+
     def _until_agreed(self) -> None:
         for number in range(SETTLE_ROUNDS_MAX):
             self.now += 1.0
             if self._churn and number % 4 == 3:
                 self._go_on()
-            names = sorted(self.nodes)
-            self.chance.shuffle(names)
-            for one in names:
-                for other in names:
-                    if one < other:
-                        self._meet(self.nodes[one], self.nodes[other])
-            for name in names:
+            self._meet_all()
+            for name in sorted(self.nodes):
                 self.nodes[name].review()
                 self.nodes[name].tell_votes()
             if self.agreed():
@@ -450,7 +536,7 @@ class RealEpochWorld:
                     folded = fold_to(
                         genesis, runtime.party, feeds=runtime.feeds, factory=runtime.processor.factory, base=None
                     )
-            except NotFound:
+            except (NotFound, OpenTimeframe):
                 folded = None
             found = folded.cid.hex() if isinstance(folded, Folded) else ""
             if (

@@ -6,12 +6,14 @@
 
 E1  An epoch counts whose number is one more than its predecessor's, whose timeframes include the predecessor's, whose
     `discard_before` does not go back, and whose predecessor is in the chain. Epoch 0 is the party's genesis: no blocks.
+    Of several that one identity declares with one number, only the one that is its vote (E3) counts without a quorum.
     Of a predecessor without a quorum, blocks may have been cut since, and the data timeframe may lack those.
     Where a device repeats a genesis, its first place in canonical order counts, with the past that it has there.
 E2  Of several with one number, the one that a quorum of identities attested, or whose successors have a quorum (E6),
     names the number for good. Of two such (false votes, or members who had not heard of each other) it is the one whose
     quorum has the lower number, then the one with more votes: a few can't grind their way past many. Before that, the
-    one with the lower hash does, and any goes before one that more identities dispute than attest.
+    one with more votes does, then the one with the lower hash, and any goes before one that more identities dispute
+    than attest. So what its declarer alone votes for never blocks what others attest, however low its hash.
 E3  An identity votes for one genesis per number: its first attest in canonical order. Declaring is attesting. An
     attest of another CID than the genesis names is none, nor is one by who disputed the same genesis before, nor one
     whose writer had not seen the genesis, nor one that follows, in the same feed, a vote for a later epoch which does
@@ -19,11 +21,14 @@ E3  An identity votes for one genesis per number: its first attest in canonical 
 E4  A quorum is a majority of the electorate: the unretired identities that were members in the genesis' own past. Who
     has no feed left that was not retired, of control or of data, is not among them until it comes back with a new one.
 E5  An attest counts by its own past: a removal that comes later, or at the same time, does not take it back. A genesis
-    whose declarer was removed at the same time counts only with a quorum.
+    whose declarer was removed (or its device, its control feed, its role lowered) later or at the same time counts only
+    with a quorum.
 E6  A quorum for an epoch is one for all epochs below it.
 
 An identity that found an epoch wrong goes on without it: in its own view (`Tally.view`) it is not there, until a quorum
-stands for it. What an honest identity may attest (`Tally.objection`) makes E2 lasting: two with one number never both
+stands for it. The same goes for epochs that its peer passes over (`epoch_agreement`): refused ones, and those that have
+waited too long. That may depend on a clock, and decides only what this peer declares and votes for: the chain follows
+from the votes. What an honest identity may attest (`Tally.objection`) makes E2 lasting: two with one number never both
 get a quorum.
 
 For who reads epochs (bootstrap, truncation, gc), all of it pure:
@@ -253,10 +258,10 @@ class Tally:
             self._whole = True
         return self._chain
 
-    def view(self, identity: IdentityKey) -> list[Epoch]:
-        """The chain without what an identity itself disputes."""
-        disputed = frozenset(said.genesis for said in self._said.get(identity, ()) if said.disputes)
-        return self._build(disputed, []) if disputed else self.chain
+    def view(self, identity: IdentityKey, passed: frozenset[bytes] = frozenset()) -> list[Epoch]:
+        """The chain without what an identity itself disputes, and without the geneses that its peer passes over."""
+        without = passed | {said.genesis for said in self._said.get(identity, ()) if said.disputes}
+        return self._build(without, []) if without else self.chain
 
     def _build(self, without: frozenset[bytes], beginning: list[Epoch]) -> list[Epoch]:
         found = list(beginning)
@@ -299,12 +304,17 @@ class Tally:
             act
             for act in self._by_number.get(number, ())
             if follows(genesis_of(act), before, act.ended)
-            and ((not act.voided and act.hash not in without) or act.hash in upheld)
+            and (act.hash in upheld or (not act.voided and act.hash not in without and self._is_vote(act)))
         ]
 
-    def _preference(self, act: EpochAct, upheld: Mapping[bytes, _Quorum]) -> tuple[bool, _Quorum, bool, bytes]:
-        doubtful = len(self._disputes[act.hash] & self._electorate(act)) > len(self._voters(act))
-        return act.hash not in upheld, upheld.get(act.hash, _Quorum(0, 0)), doubtful, act.hash
+    def _is_vote(self, act: EpochAct) -> bool:
+        """Whether a genesis is its declarer's vote: whoever declares many of one number has one of them counted."""
+        return self._votes[genesis_of(act).number].get(act.identity) == act.hash
+
+    def _preference(self, act: EpochAct, upheld: Mapping[bytes, _Quorum]) -> tuple[bool, _Quorum, bool, int, bytes]:
+        votes = len(self._voters(act))
+        doubtful = len(self._disputes[act.hash] & self._electorate(act)) > votes
+        return act.hash not in upheld, upheld.get(act.hash, _Quorum(0, 0)), doubtful, -votes, act.hash
 
     def _upheld(self, above: int) -> dict[bytes, _Quorum]:
         """Geneses of the numbers above a given one that a quorum stands for, or for what rests on them: the best such."""
@@ -396,12 +406,17 @@ class Tally:
     # what may be attested
 
     def objection(
-        self, genesis: bytes, identity: IdentityKey, active: frozenset[IdentityKey] | None = None
+        self,
+        genesis: bytes,
+        identity: IdentityKey,
+        active: frozenset[IdentityKey] | None = None,
+        passed: frozenset[bytes] = frozenset(),
     ) -> str | None:
         """Why an honest identity does not attest a genesis; None when it may, if its own recomputation agrees.
 
-        It attests what names its number at the moment, once per number, and what rests on nothing that it has to be
-        afraid of (`fear`). `active` are those from whom votes may still come (`PartyMachine.voters`).
+        It attests what names its number at the moment in its own view, once per number, and what rests on nothing that
+        it has to be afraid of (`fear`). `active` are those from whom votes may still come (`PartyMachine.voters`),
+        `passed` the geneses that its peer passes over.
         """
         act = self._declared.get(genesis)
         if act is None:
@@ -411,7 +426,7 @@ class Tally:
         if self.disputed(genesis, identity):
             return "this identity disputes it"
         number = genesis_of(act).number
-        seen = self.view(identity)
+        seen = self.view(identity, passed)
         named = next((epoch for epoch in seen if epoch.number == number), None)
         vote = self.voted(number, identity)
         if vote == genesis:

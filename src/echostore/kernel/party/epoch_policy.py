@@ -12,6 +12,9 @@
     epoch.silence_s        after which a silent feed is retired     0: never
     epoch.discard_age_s    age from which epochs leave things out   0: never
 
+A device that can't judge an epoch waits ten grace times for what it lacks, at least ten seconds and at most an hour, and
+goes on without that epoch then (`EpochPolicy.patience_s`).
+
 Numbers are written in decimal digits. What can't be read stands as if it were not there, so that a bad value stops
 nothing. With no trigger at all, epochs are made by hand alone.
 """
@@ -42,6 +45,10 @@ JOIN_DEVICES_MIN: Final = 3
 """With fewer devices there is nobody independent to ask."""
 DISCARD_AHEAD_MS: Final = 600_000
 """How far `discard_before` may lie beyond an attester's own clock: clocks differ."""
+PATIENCE_GRACES: Final = 10
+"""For how many grace times a device waits for what an epoch lacks before it goes on without it."""
+PATIENCE_S_MIN, PATIENCE_S_MAX = 10, 3_600
+"""Bounds of that time, whatever the policy says: any admin may set a policy, and must not stop epochs by it."""
 NUMBER_DIGITS_MAX: Final = 15
 """More would not be a count of anything."""
 
@@ -97,6 +104,11 @@ class EpochPolicy:
     def discard_before_ms(self, now_ms: int) -> int:
         """Before when an epoch that is made now leaves things out; 0: it leaves out nothing by itself."""
         return max(0, now_ms - 1000 * self.discard_age_s) if self.discard_age_s else 0
+
+    @property
+    def patience_s(self) -> int:
+        """How long a device waits for an epoch that it can't judge before it goes on without it."""
+        return min(max(PATIENCE_GRACES * self.grace_s, PATIENCE_S_MIN), PATIENCE_S_MAX)
 
     def names(self, identity: IdentityKey, device: DeviceKey) -> bool:
         return bytes(identity) in self.named or bytes(device) in self.named

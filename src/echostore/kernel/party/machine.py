@@ -76,7 +76,8 @@ class PartyMachine:
         self._child_pins: dict[PartyKey | None, object] = {}
         self._tallies: dict[PartyKey | None, _Counted] = {}
         self._tallied: Ledger | None = None
-        self._epochs_seen = 0
+        self._epochs_seen = (0, 0)
+        """How many geneses were received and removals decided when `_voided` was found."""
         self._voided: list[Event] = []
         self._geneses: dict[bytes, roster.EpochAct] = {}
         self._pins: dict[PartyKey | None, Pins] = {}
@@ -257,21 +258,23 @@ class PartyMachine:
         if self._tallied is not ledger:
             self._geneses.clear()
             self._tallies.clear()
-        if self._tallied is not ledger or self._epochs_seen != len(verdicts.epoch_events):
+        seen = (len(verdicts.epoch_events), len(verdicts.decided))
+        if self._tallied is not ledger or self._epochs_seen != seen:
             voided = verdicts.voided_epochs
             if voided != self._voided:
+                self._geneses.clear()
                 self._tallies.clear()
-            self._tallied, self._epochs_seen, self._voided = ledger, len(verdicts.epoch_events), voided
+            self._tallied, self._epochs_seen, self._voided = ledger, seen, voided
         found = self._tallies.get(child)
-        fresh = ledger.epochs if found is None else ledger.epochs[found.epochs :]
+        fresh = self._standing(ledger.epochs if found is None else ledger.epochs[found.epochs :])
         if any(self._comes_first(event) for event in fresh):
             self._geneses.clear()
             self._tallies.clear()
-            found, fresh = None, ledger.epochs
+            found, fresh = None, self._standing(ledger.epochs)
         if found is None:
             start = self._starts.get(child)
             tally = Tally(child=child, start=start)
-            counting = {event.hash for event in ledger.epochs}
+            counting = {event.hash for event in fresh}
             if start is not None and start.epoch not in counting:  # whatever is said of its declarer's feed by now
                 tally.add(self._epoch_act(self._begun[start.epoch]))
             for event in roster.in_order(self._voided):
@@ -292,6 +295,11 @@ class PartyMachine:
         found.epochs, found.attests = len(ledger.epochs), len(ledger.attests)
         found.disputes = len(ledger.disputes)
         return found.tally
+
+    def _standing(self, events: Iterable[Event]) -> list[Event]:
+        """Those of the geneses that no removal voids."""
+        voided = set(self._voided)
+        return [event for event in events if event not in voided]
 
     def _comes_first(self, event: Event) -> bool:
         """Whether the same genesis was counted at a later place. A device may repeat one, also in another feed of its own:

@@ -98,7 +98,7 @@ class EpochAct:
     electorate: frozenset[IdentityKey] | None = None
     """Of a genesis: the unretired identities that were members in its past. None: whoever asks knows them."""
     voided: bool = False
-    """Of a genesis: whether its declarer was removed at the same time."""
+    """Of a genesis: whether its declarer was removed at the same time or later."""
     ended: frozenset[FeedKey] = frozenset()
     """Of a genesis: data feeds of which blocks were cut in its past."""
 

@@ -333,14 +333,28 @@ class Verdicts:
 
     @property
     def voided_epochs(self) -> list[Event]:
-        """Geneses whose declarers were removed at the same time, and might have declared them otherwise."""
+        """Geneses whose declarers were removed at the same time or later, and might have declared them otherwise.
+
+        One that a later removal voids counts as a credential: it is the epoch that needs a quorum from then on.
+        """
         return [
             event
             for event in self.epoch_events
-            if event in self.refusals
+            if (event in self.refusals or self._removed_since(event))
             and self._refused_as_it_stands(event) is None
             and judge(self.ledger, event) is None
         ]
+
+    def _removed_since(self, event: Event) -> bool:
+        """Whether a decided removal of the issuer, its device or its feed sees `event`, which no epoch had pinned."""
+        assert event.claim is not None
+        issuer = event.claim.issuer
+        removals = (
+            *self._voiders.by_identity.get(issuer, ()),
+            *self._voiders.by_device.get((issuer, event.claim.device), ()),
+            *self._voiders.by_feed.get(event.feed_key, ()),
+        )
+        return any(removal.sees(event) and not self.pins.safe(event, removal) for removal in removals)
 
     def settle(self) -> None:
         """Folds anew if an arrival made that necessary. Afterwards the verdicts are those of the definition.
