@@ -305,14 +305,14 @@ class Agreement:
     def _without_folding(self, runtime: "PartyRuntime", epoch: Epoch) -> Judged | None:
         """What can be said of a genesis before its state is folded."""
         genesis = epoch.genesis
+        if genesis.discard_before_ms > runtime.now_ms() + DISCARD_AHEAD_MS:
+            return self._said(epoch, Verdict.REFUSED, "it discards what is not past by this clock")
         known = runtime.processor.factory.known
         unknown = [f"{name}@{version}" for name, version in genesis.models if not known(name, version)]
         if genesis.encoding_version not in READ_VERSIONS:
             return self._said(epoch, Verdict.ABSTAINS, f"its encoding has version {genesis.encoding_version}")
         if unknown:
             return self._said(epoch, Verdict.ABSTAINS, f"unknown here: {', '.join(unknown)}")
-        if genesis.discard_before_ms > runtime.now_ms() + DISCARD_AHEAD_MS:
-            return self._said(epoch, Verdict.REFUSED, "it discards what is not past by this clock")
         if not _holds(runtime, genesis):
             return self._said(epoch, Verdict.WAITS, "blocks of it are not here")
         return None
