@@ -19,6 +19,8 @@ import pytest
 
 import echostore
 from echostore.kernel.errors import DiskFull, EchoError, StorageFailed
+from echostore.kernel.items.operations import Reject
+from echostore.kernel.reasons import Reason
 from echostore.peer import peer as peer_module
 from echostore.peer import runtime as runtime_module
 from echostore.peer.party import Party
@@ -162,7 +164,7 @@ def test_a_batch_on_a_full_disk_is_shown_as_a_whole_or_not_at_all(disk: SmallDis
         assert notes(party) == {0, 1}
         disk.free()
         party.flush()
-        assert party.status.unstored == 0
+        assert (party.status.unstored, party.status.failure) == (0, "")
 
 
 def test_text_that_was_typed_before_the_disk_was_full_stays_and_is_stored(disk: SmallDisk) -> None:
@@ -287,6 +289,26 @@ def test_closing_without_space_for_a_checkpoint_loses_nothing_and_is_no_error(tm
         party.flush()
     with open_quiet(tmp_path / "home") as peer:
         assert notes(peer.party(party.key)) == set(range(50))
+
+
+def test_a_reject_that_holds_no_more_is_dropped_by_the_next_checkpoint_and_not_written_before(tmp_path: Path) -> None:
+    with open_quiet(tmp_path / "home") as peer:
+        party = peer.create_party("Trip")
+        party.flush()
+        runtime, processor = party.runtime, party.runtime.processor
+        items = runtime.items
+        assert runtime.data is not None
+        assert items is not None
+        place = (runtime.data.feed, 0, 1)
+        processor.new_rejects.append(Reject(*place, Reason.NO_ITEM, ""))
+        runtime.checkpoint()
+        assert len(items.rejects()) == len(party.rejected()) == 1
+        processor.forget_rejects([place])
+        assert (len(items.rejects()), party.rejected()) == (1, [])
+        runtime.checkpoint()
+        assert items.rejects() == []
+    with open_quiet(tmp_path / "home") as peer:
+        assert peer.party(party.key).rejected() == []
 
 
 def test_a_file_that_can_not_be_stored_is_refused_and_can_be_added_later(disk: SmallDisk) -> None:
