@@ -93,7 +93,7 @@ def test_a_stranger_who_knows_an_address_alone_is_not_shown_who_is_there(tmp_pat
         eve.create_party("Other")
         with pytest.raises(Unreachable, match=r"nothing-shared: .* Join a party of that peer first"):
             eve.connect(address(ann))
-        assert ann.network.node.counters.refused == {"nothing-shared": 1}
+        until(lambda: ann.network.node.counters.refused == {"nothing-shared": 1})
         assert ann.network.node.counters.accepted == 0
         assert eve.network.connections() == []
         assert ann.device not in eve.network.seen

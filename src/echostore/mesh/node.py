@@ -89,6 +89,7 @@ OTHER_FILES: Final = 128
 HANDSHAKES_MIN: Final = 32
 REDIAL_FIRST_S: Final = 0.5
 REDIAL_LAST_S: Final = 60.0
+REDIAL_CROWDED_S: Final = 1.0
 REMOVED: Final = "removed"
 """Why a connection to a device ends that is no member of anything here any more."""
 SHARES_NOTHING: Final = "shares-nothing"
@@ -541,7 +542,9 @@ class Node:
                 self.counters.refused[failure.ended.reason] += 1
                 log.info("dial failed", extra={"address": f"{host}:{port}", "why": str(failure)})
                 await asyncio.sleep(pause)
-                pause = min(pause * 2, REDIAL_LAST_S)
+                # Who hung up in the middle of a handshake is there, and has more diallers than room.
+                crowded = failure.ended.reason in ("closed", "broken")
+                pause = min(pause * 2, REDIAL_CROWDED_S if crowded else REDIAL_LAST_S)
                 continue
             expected = expected or link.device
             while self.links.get(link.device) is not None and not self._closing:
