@@ -29,6 +29,7 @@ def edge(
     up: Annotated[tuple[str, ...], Parameter(consume_multiple=False)],
     capability: Path,
     status: str | None = None,
+    origin: Annotated[tuple[str, ...], Parameter(consume_multiple=False)] = (),
     options: Options = OPTIONS,
 ) -> None:
     """Serve thin clients from a cache, until ^C or SIGTERM. It holds no party: what it does not have it asks for.
@@ -44,19 +45,33 @@ def edge(
     capability
         File with the edge's own capability, made by `party capability issue --edge`, without --read. Clients need
         capabilities of the same issuer.
+    origin
+        Origin of web pages that are not the edge's own and may connect, like https://app.example; may be given several times.
+        Its host is a name that the edge goes by.
     status
         host:port on the loopback that tells `echostore mesh` how the edge is, and Prometheus at /metrics.
     """
     output = Output.of(options)
-    asyncio.run(_run(output, listen, up, _capability(capability), status))
+    asyncio.run(_run(output, listen, up, _capability(capability), status, origin))
 
 
-async def _run(output: Output, listen: str, up: tuple[str, ...], capability: bytes, status: str | None) -> None:
+async def _run(
+    output: Output,
+    listen: str,
+    up: tuple[str, ...],
+    capability: bytes,
+    status: str | None,
+    origins: tuple[str, ...],
+) -> None:
     from echostore.mesh.coherence_edge import EdgeNode, check_capability
     from echostore.mesh.coherence_status import StatusServer, parse_host_port
+    from echostore.mesh.web_rules import BadOrigin
 
     grants = check_capability(capability)
-    node = EdgeNode(up, capability, now_ms=lambda: time.time_ns() // 1_000_000)
+    try:
+        node = EdgeNode(up, capability, now_ms=lambda: time.time_ns() // 1_000_000, origins=origins)
+    except BadOrigin as error:
+        raise UsageError(str(error), next_step="Like https://app.example, without a path.") from None
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

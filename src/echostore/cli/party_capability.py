@@ -9,7 +9,8 @@ from cyclopts import App
 from echostore.cli.moments import parse_span
 from echostore.cli.opening import open_party, reading, writing
 from echostore.cli.options import FLAG, IN_PARTY, LISTING_IN_PARTY, InParty, ListingInParty, examples
-from echostore.cli.output import Column, Output
+from echostore.cli.output import Column, Output, flush_results
+from echostore.cli.page_link import page_link, show_code
 from echostore.cli.values import short
 from echostore.kernel.errors import UsageError
 
@@ -45,7 +46,9 @@ def issue(
     name: str = "",
     options: InParty = IN_PARTY,
 ) -> None:
-    """Make a capability and print it: a thin client that shows it may do what it says.
+    """Make a capability and print it, with a link to click while `echostore serve --thin` runs.
+
+    A thin client that shows it may do what it says.
 
     Whoever has the text can use it, unless --holder names a key. Revoke it by its id.
 
@@ -77,9 +80,17 @@ def issue(
             holder=None if holder is None else _key(holder),
             name=name,
         )
-        fields = _fields(issued) | {"text": issued.text}
+        services = [] if edge else peer.thin_services
+        link = page_link(services[0].url, issued.text) if services else None
+        fields = _fields(issued) | {"text": issued.text, "link": link}
     output.note(f"capability {short(issued.id)}, until {fields['expires']}: keep it secret")
     output.document(fields, issued.text)
+    flush_results()
+    if link is not None:
+        output.note(f"open in a browser: {link}")
+        show_code(output, link)
+    elif not edge:
+        output.note("`echostore serve --thin HOST:PORT` serves it; run this beside it for a link to click.")
 
 
 @app.command(

@@ -29,6 +29,7 @@ def serve(
     metrics: str | None = None,
     lan: Annotated[bool, FLAG] = False,
     thin: str | None = None,
+    thin_origin: Annotated[tuple[str, ...], Parameter(consume_multiple=False)] = (),
     log: Literal["text", "json"] = "text",
     name: str | None = None,
     options: Options = OPTIONS,
@@ -50,12 +51,17 @@ def serve(
     lan
         Find members on the local network, and be found, by mDNS; strangers see no party, name or identity.
     thin
-        host:port for thin clients (browsers and small programs) over WebSocket; see `party capability issue`.
+        host:port for thin clients (browsers and small programs) over WebSocket. Prints a link that opens the planner page in
+        a browser, with a capability for the only party here; of others, `party capability issue` prints one.
+    thin_origin
+        Origin of web pages that are not the service's own and may connect, like https://app.example; may be given several
+        times. Its host is a name that the service goes by: needed behind a proxy.
     log
         How the log is written: text or json, one line per event.
     name
         What others see this peer as, if the home is new.
     """
+    from echostore.cli.page_link import planner_link, show_code
     from echostore.cli.service_log import log_to_stderr
     from echostore.peer.service import Service
 
@@ -66,15 +72,23 @@ def serve(
     with serving(options, name=name) as peer:
         service = Service(peer, listen=listen, connect=connect, bot=bot, metrics=metrics, lan=lan, thin=thin)
         try:
+            page, why_not = planner_link(peer, service.thin_url) if service.thin_url is not None else (None, None)
             fields: dict[str, Any] = {
                 "home": str(Path(peer.home.path)),
                 "addresses": service.addresses,
                 "device": peer.device.hex(),
                 "metrics": service.http.address if service.http is not None else None,
                 "thin": service.thin_url,
+                "page": page,
             }
-            output.document(fields, [*service.addresses, *([service.thin_url] if service.thin_url else [])])
+            output.document(fields, [*service.addresses, *(each for each in (service.thin_url, page) if each)])
             flush_results()
+            if why_not is not None:
+                output.note(
+                    f"the page has no capability yet: {why_not} `echostore party capability issue` prints a link."
+                )
+            elif page is not None:
+                show_code(output, page)
             service.run(stop)
         finally:
             service.close()

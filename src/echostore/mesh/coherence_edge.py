@@ -110,13 +110,15 @@ class EdgeStatus:
 class EdgeNode:
     """Runs in one event loop: `start`, then until `close`."""
 
-    def __init__(self, ups: Sequence[str], capability: bytes, *, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, ups: Sequence[str], capability: bytes, *, now_ms: Callable[[], int], origins: Sequence[str] = ()
+    ) -> None:
         self._ups = list(ups)
         self._capability = capability
         self.grants: Grants = read_capability(capability)
         self._key = SigningKey.generate()
         self._now_ms = now_ms
-        self.server = ThinServer(self, now_ms=now_ms)
+        self.server = ThinServer(self, now_ms=now_ms, origins=origins)
         self._codec = IndexCodec()
         self._credentials = ShownCredentials()
         self.edge = Edge(self._codec, proofs=self)

@@ -32,6 +32,7 @@ from websockets.typing import Subprotocol
 
 from echostore.kernel.coherence.events import LinkId
 from echostore.kernel.coherence.messages import Message
+from echostore.mesh.web_rules import PAGE_HEADERS, WebRules
 from echostore.thin.browser import page
 from echostore.wire.capabilities import (
     NONCE_BYTES,
@@ -68,6 +69,12 @@ READ_BYTES: Final = 4 * 1024 * 1024
 BUFFER_BYTES_MAX: Final = 64 * 1024 * 1024
 LINKS_MAX: Final = 10_000
 TRACE_MAX: Final = 2048
+
+REFUSED_STATUS: Final = {"host": HTTPStatus.MISDIRECTED_REQUEST, "origin": HTTPStatus.FORBIDDEN}
+REFUSED_TEXT: Final = {
+    "host": "This service does not go by that name. Allow it where the service is started: --thin-origin https://NAME, or --origin of an edge\n",
+    "origin": "Pages of that origin may not connect. Allow it where the service is started: --thin-origin ORIGIN, or --origin of an edge\n",
+}
 
 # Close codes
 PROTOCOL, UNAUTHORISED, NOT_ALLOWED, QUOTA, GOING_AWAY, FAILED, TRY_LATER = 4400, 4401, 4403, 4429, 1001, 1011, 1013
@@ -243,8 +250,11 @@ class Trace:
 class ThinServer:
     """Takes connections and keeps their links."""
 
-    def __init__(self, owner: LinkOwner, *, now_ms: Callable[[], int]) -> None:
+    def __init__(self, owner: LinkOwner, *, now_ms: Callable[[], int], origins: Sequence[str] = ()) -> None:
+        """`origins`: of pages that are not this service's own and may connect."""
         self._owner = owner
+        self._origins = tuple(origins)
+        self._rules = WebRules("", origins)
         self._server: Server | None = None
         self.links: dict[LinkId, ServedLink] = {}
         self.refusals: dict[str, int] = {}
@@ -255,13 +265,14 @@ class ThinServer:
 
     async def start(self, host: str, port: int) -> str:
         """Listen; returns the URL in use."""
+        self._rules = WebRules(host, self._origins)
         self._server = await serve(
             self._serve,
             host,
             port,
             subprotocols=[SUBPROTOCOL],
             select_subprotocol=_offered,
-            process_request=_page,
+            process_request=self._first,
             compression=None,
             create_connection=ThinConnection,
             max_size=FRAME_BYTES_MAX,
@@ -284,6 +295,15 @@ class ThinServer:
                 await asyncio.sleep(0)
             self._server.close(close_connections=True)
             await self._server.wait_closed()
+
+    def _first(self, connection: ServerConnection, request: Request) -> Response | None:
+        """The answer to a request for a page, or to one that is not let in; None: it is a WebSocket."""
+        headers = request.headers
+        why = self._rules.why_not(headers.get_all("Host"), headers.get_all("Origin"))
+        if why is not None:
+            self.count(why)
+            return _answer(REFUSED_STATUS[why], "text/plain; charset=utf-8", REFUSED_TEXT[why].encode())
+        return _page(request)
 
     def count(self, reason: str) -> None:
         self.refusals[reason] = self.refusals.get(reason, 0) + 1
@@ -444,16 +464,21 @@ def _offered(connection: ServerConnection, subprotocols: Sequence[Subprotocol]) 
     return SUBPROTOCOL if SUBPROTOCOL in subprotocols else None
 
 
-def _page(connection: ServerConnection, request: Request) -> Response | None:
+def _page(request: Request) -> Response | None:
     """A browser gets its page and module from here, so that both have one origin; None: it is a WebSocket."""
     if "upgrade" in request.headers:
         return None
     found = page(request.path)
     if found is None:
-        return connection.respond(HTTPStatus.NOT_FOUND, "not found\n")
-    content_type, data = found
+        return _answer(HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", b"not found\n")
+    return _answer(HTTPStatus.OK, *found)
+
+
+def _answer(status: HTTPStatus, content_type: str, data: bytes) -> Response:
     headers = Headers({"Content-Type": content_type, "Content-Length": str(len(data)), "Cache-Control": "no-cache"})
-    return Response(HTTPStatus.OK.value, HTTPStatus.OK.phrase, headers, data)
+    headers.update(PAGE_HEADERS)
+    headers["Connection"] = "close"
+    return Response(status.value, status.phrase, headers, data)
 
 
 _closing: set[asyncio.Future[Any]] = set()

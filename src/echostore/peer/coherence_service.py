@@ -10,13 +10,13 @@ and again when something is revoked, when somebody's role changes and when time 
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from echostore.kernel.coherence.events import LinkId
 from echostore.kernel.coherence.messages import Message
-from echostore.kernel.errors import Closed, EchoError, NotFound, Refused, TimedOut, Unreachable
+from echostore.kernel.errors import Closed, EchoError, NotFound, Refused, TimedOut, Unreachable, UsageError
 from echostore.kernel.ids import PartyKey
 from echostore.mesh.coherence_numbers import Sent, ThinNumbers, added
 from echostore.mesh.coherence_socket import (
@@ -31,6 +31,7 @@ from echostore.mesh.coherence_socket import (
     ThinServer,
     grants_fields,
 )
+from echostore.mesh.web_rules import BadOrigin
 from echostore.peer.coherence_ledger import ever_served
 from echostore.peer.coherence_root import CoherenceRoot
 from echostore.peer.network import parse_address
@@ -97,14 +98,17 @@ class ThinIndexes:
 class ThinService:
     """Owns the server, its thread and the roots."""
 
-    def __init__(self, peer: "Peer", address: str) -> None:
+    def __init__(self, peer: "Peer", address: str, origins: Sequence[str] = ()) -> None:
         self._peer = peer
         host, port = parse_address(address)
+        try:
+            self.server = ThinServer(self, now_ms=peer.now_ms, origins=origins)
+        except BadOrigin as error:
+            raise UsageError(str(error), next_step="Like https://app.example, without a path.") from None
         self._roots: dict[PartyKey, CoherenceRoot] = {}
         self._root_of: dict[LinkId, CoherenceRoot] = {}
         self._closed = False
         self._loop = asyncio.new_event_loop()
-        self.server = ThinServer(self, now_ms=peer.now_ms)
         self._sent = Sent()
         self._past = ThinNumbers()
         """What roots counted that are no more."""

@@ -388,10 +388,11 @@ class Peer:
         """Take connections of other members at `host:port`; port 0 takes a free one. Returns the address in use."""
         return self.network.listen(address)
 
-    def serve_thin(self, address: str) -> str:
+    def serve_thin(self, address: str, *, origins: Sequence[str] = ()) -> str:
         """Serve thin clients at `host:port` over WebSocket; port 0 takes a free one. Returns the URL they connect to.
 
-        Who may do what is said by `party.capability(...)`. Wants the extra `web`.
+        Who may do what is said by `party.capability(...)`. Pages that the service hands out itself may connect; `origins` names
+        those of others that may too, like `https://app.example`. Wants the extra `web`.
         """
         self._check_writable()
         try:
@@ -400,7 +401,7 @@ class Peer:
             raise Refused(
                 f"thin clients need the package {error.name}", next_step="Install it: pip install 'echostore[web]'."
             ) from error
-        thin = ThinService(self, arguments.text(address, "an address"))
+        thin = ThinService(self, arguments.text(address, "an address"), arguments.texts(tuple(origins), "origins"))
         self._thin.append(thin)
         return thin.url
 

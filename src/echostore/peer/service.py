@@ -53,6 +53,7 @@ class Service:
         metrics: str | None = None,
         lan: bool = False,
         thin: str | None = None,
+        thin_origins: Sequence[str] = (),
     ) -> None:
         self.peer = peer
         self.pinner: Pinner | None = None
@@ -75,7 +76,7 @@ class Service:
             if bot:
                 self.pinner = Pinner(peer)
                 stack.callback(self.pinner.close)
-            self.thin_url = None if thin is None else peer.serve_thin(thin)
+            self.thin_url = None if thin is None else peer.serve_thin(thin, origins=thin_origins)
             for address in connect:
                 peer.network.keep_connecting(address)
             for device, addresses in remembered_addresses(peer).items():
