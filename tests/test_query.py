@@ -126,7 +126,6 @@ def test_integers_compare_exactly_with_floats() -> None:
         ({"due__exists": True}, []),
         ({"due": None}, [1, 2, 3, 4, 5]),
         ({"priority": True}, []),
-        ({"title__gt": 3}, []),
     ],
 )
 def test_keyword_comparisons(keywords: dict[str, Any], expected: list[int]) -> None:

@@ -94,6 +94,7 @@ def query(
         asked = asked.where(*[parse_condition(text) for text in where]).deleted(deleted)
         asked = asked.order_by(*[_order(text) for text in order]) if order else asked
         asked = asked.limit(limit) if limit is not None else asked
+        found = 0
         if explain:
             text = asked.explain()
             output.document({"explain": text.splitlines()}, text)
@@ -101,7 +102,10 @@ def query(
             found = asked.count()
             output.document({"count": found}, str(found))
         else:
-            _show(output, asked, fields)
+            found = _show(output, asked, fields)
+        if not explain and not found:
+            for doubt in asked.doubts():
+                output.warn(doubt)
 
 
 def _start(peer: "Peer", options: ListingInParty, all_parties: bool) -> Any:
@@ -181,7 +185,7 @@ def _explained(text: str) -> Iterator[None]:
         raise UsageError(f"{text[:60]!r}: {error.what}", next_step=NEXT_STEP) from None
 
 
-def _show(output: Output, asked: Any, fields: list[str] | None) -> None:
+def _show(output: Output, asked: Any, fields: list[str] | None) -> int:
     if fields is not None:
         records = [
             {
@@ -207,6 +211,7 @@ def _show(output: Output, asked: Any, fields: list[str] | None) -> None:
     else:
         columns = head
     output.table("items", columns, records, empty="no item matches")
+    return len(records)
 
 
 def _as_it_is(document: Any) -> Any:

@@ -16,10 +16,11 @@ from typing import Any, Generic, Literal, Self, TypeVar
 from echostore.kernel.errors import NotFound, UsageError
 from echostore.kernel.frozen import frozen
 from echostore.kernel.ids import ItemId, PartyKey
+from echostore.kernel.query.doubts import doubts
 from echostore.kernel.query.evaluate import Result, StageCount, finish, matches
 from echostore.kernel.query.expressions import FieldExpression, comparisons, field
 from echostore.kernel.query.fields import Field, FieldName, parse_field, reader
-from echostore.kernel.query.filters import And, Compare, Filter, Not, Or
+from echostore.kernel.query.filters import And, Compare, Filter, Not, Or, has_order
 from echostore.kernel.query.live import Change, Token
 from echostore.kernel.query.source import Deleted, Row
 from echostore.kernel.query.spec import Order, QuerySpec, Reduce, Reducer, Stage, Step
@@ -184,6 +185,8 @@ class MultiQuery(Generic[I]):
         self._must_be_items("count")
         with self._reading():
             found = sum(len(matches(self.spec, provider.source())) for provider in self._providers)
+            if not found:
+                self._refuse_hopeless()
         return found if self.spec.limit is None else min(found, self.spec.limit)
 
     def rows(self) -> list[dict[str, Value]]:
@@ -279,7 +282,24 @@ class MultiQuery(Generic[I]):
                 for provider in self._providers
                 for row in matches(self.spec, provider.source())
             ]
+            if not rows:
+                self._refuse_hopeless()
             return use(finish(self.spec, rows))
+
+    def doubts(self) -> list[str]:
+        """Why this query may find nothing: a property of another kind than it is compared with, a misspelt name."""
+        with self._reading():
+            found = [doubt.text for provider in self._providers for doubt in doubts(self.spec, provider.source())]
+        return list(dict.fromkeys(found))
+
+    def _refuse_hopeless(self) -> None:
+        """An order between values of two kinds never holds: nothing found means something else than nothing there."""
+        if not any(map(has_order, (stage.filter for stage in self.spec.stages[:1]))):
+            return
+        for provider in self._providers:
+            for doubt in doubts(self.spec, provider.source()):
+                if doubt.hopeless:
+                    raise UsageError(f"nothing can match: {doubt.text}", next_step="Compare with a value of its kind.")
 
     def _reading(self) -> ExitStack:
         """Hold off writers of all parties, always in the order of party keys."""

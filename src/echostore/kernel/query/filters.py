@@ -2,14 +2,17 @@
 
 Logic is two-valued: a filter holds or it does not, and `~` is its exact opposite. A missing field reads as null, so
 `due == None` finds items with no due date; only `exists` tells missing from null. `<`, `<=`, `>`, `>=` hold between
-values of one kind only: text is never greater than a number.
+values of one kind only: text is never greater than a number. A constant that is the text of a time ("2026-06-01",
+"2026-06-01T10:00:00Z"; without a zone it is UTC) also compares as that time with values that are times.
 
 `normalise` gives filters that differ only in how they were written one form: not stands before comparisons only, and
 and or are flat, sorted and free of repetition, a list of one is a plain comparison.
 """
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import IntEnum
 from typing import Any, assert_never
 
@@ -168,6 +171,19 @@ def describe(condition: Filter) -> str:
             assert_never(condition)
 
 
+def has_order(condition: Filter) -> bool:
+    """Whether a filter compares by order somewhere."""
+    match condition:
+        case Compare(_, op):
+            return op in (Op.LT, Op.LE, Op.GT, Op.GE)
+        case Not(part):
+            return has_order(part)
+        case And(parts) | Or(parts):
+            return any(map(has_order, parts))
+        case _:
+            assert_never(condition)
+
+
 def size(condition: Filter) -> int:
     """How many comparisons and combinations a filter has: what its limit counts."""
     match condition:
@@ -310,11 +326,30 @@ def _compile_compare(condition: Compare) -> Test:
         kind = type(value)
         return lambda row: type(found := read(row)) is kind and found.startswith(value)
     if op is Op.IN:
-        keys = frozenset(order_key(element) for element in value)
+        times = [moment for element in value if (moment := time_named(element)) is not None]
+        keys = frozenset(order_key(element) for element in (*value, *times))
         return lambda row: order_key(read(row)) in keys
+    moment = time_named(value)
+    if moment is not None:
+        as_text, as_time = (_compile_ordered(read, op, order_key(each)) for each in (value, moment))
+        return lambda row: as_text(row) or as_time(row)
     if op is Op.EQ and type(value) in (str, bytes):  # the common case: these equal only their own kind
         return lambda row: bool(read(row) == value)
     return _compile_ordered(read, op, order_key(value))
+
+
+def time_named(value: Value) -> datetime | None:
+    """The time whose text a constant is; None for any other constant."""
+    if type(value) is not str or not _TIME.fullmatch(value):
+        return None
+    try:
+        moment = datetime.fromisoformat(value)
+        return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+
+
+_TIME = re.compile(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?(?:Z|[+-]\d\d:\d\d)?)?", re.ASCII)
 
 
 def _compile_ordered(read: Read, op: Op, key: Key) -> Test:

@@ -30,6 +30,7 @@ from echostore.kernel.query.filters import (
     normalise,
     seen_from,
     size,
+    time_named,
 )
 from echostore.kernel.query.order import NAN, order_key
 from echostore.kernel.query.source import Deleted
@@ -183,7 +184,12 @@ class QuerySpec:
             elif part.field in (ITEM, PARENT):
                 if isinstance(part.value, Reference) and part.value.party is None:
                     found[part.field.steps[0]] = part.value.item
-            elif not part.field.attribute and len(part.field.steps) == 1 and order_key(part.value)[0] != NAN:
+            elif (
+                not part.field.attribute
+                and len(part.field.steps) == 1
+                and order_key(part.value)[0] != NAN
+                and time_named(part.value) is None
+            ):
                 equals[part.field.steps[0]] = part.value
         return Hints(**found, equals=equals)
 

@@ -605,6 +605,14 @@ function readField(field, state) {
   return value;
 }
 
+// The time whose text a constant is; without a zone it is UTC. A text compares as a time with values that are times.
+function timeNamed(value) {
+  if (typeof value !== "string" || !/^\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:\d\d)?)?$/.test(value)) return null;
+  const zoned = value.length > 10 && !/(Z|[+-]\d\d:\d\d)$/.test(value) ? `${value}Z` : value;
+  const moment = new Date(zoned.replace(" ", "T"));
+  return Number.isNaN(moment.getTime()) ? null : moment;
+}
+
 export function passes(filter, state) {
   if (filter.not) return !passes(filter.not, state);
   if (filter.all) return filter.all.every((each) => passes(each, state));
@@ -612,14 +620,15 @@ export function passes(filter, state) {
   const found = readField(filter.field, state);
   if (filter.op === OPS.exists) return filter.field.attribute ? found !== null : found !== undefined;
   const key = orderKey(found);
-  if (filter.op === OPS.in) return filter.value.some((each) => compareKeys(orderKey(each), key) === 0);
+  if (filter.op === OPS.in) return filter.value.some((each) => compareKeys(orderKey((found instanceof Date && timeNamed(each)) || each), key) === 0);
   if (filter.op === OPS.contains) {
     if (key[0] === 4) return typeof filter.value === "string" && found.includes(filter.value);
     if (key[0] === 9) return found.some((each) => sameValue(each, filter.value));
     return key[0] === 10 && typeof filter.value === "string" && Object.hasOwn(found, filter.value);
   }
   if (filter.op === OPS.startswith) return typeof found === "string" && typeof filter.value === "string" && found.startsWith(filter.value);
-  const wanted = orderKey(filter.value);
+  const time = found instanceof Date ? timeNamed(filter.value) : null;
+  const wanted = orderKey(time ?? filter.value);
   if (wanted[0] !== key[0]) return false;
   const order = compareKeys(key, wanted);
   return { [OPS.eq]: order === 0, [OPS.lt]: order < 0, [OPS.le]: order <= 0, [OPS.gt]: order > 0, [OPS.ge]: order >= 0 }[filter.op];
