@@ -187,7 +187,6 @@ def invitations(*, options: Listing = LISTING) -> None:
             "expires": iso_ms(each.expires_ms),
             "state": each.ended or ("expired" if now_ms > each.expires_ms else "open"),
             "ticket": each.ticket,
-            "passcode": each.passcode or None,
             "events": list(each.events),
         }
         for each in kept

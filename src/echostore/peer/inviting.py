@@ -1,8 +1,9 @@
 """Invitations of a peer: what it has issued, kept on disk, and both sides of an attempt over the mesh.
 
-A host keeps each invitation in its MetaStore with the tries and uses that are left. A try is taken off before the first
-answer and given back when the guest has proven that it knows the passcode, so that neither a cut connection nor a
-restart gives anyone a fourth. A use is taken off before the guest is admitted. An open invitation is a credential as
+A host keeps each invitation in its MetaStore with the tries that were taken and the uses that are left. A try is counted, by
+device, by address and in total, before the first answer and given back when the guest has proven that it knows the passcode, so
+that neither a cut connection nor a restart gives anyone one more. A use is taken off before the guest is admitted. Of a passcode
+only the verifier is kept, beside the invitation; what an ended invitation held is wiped, from the file too. An open invitation is a credential as
 well: any admin honours it.
 """
 
@@ -11,22 +12,26 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from echostore.kernel.errors import EchoError, NotFound, Refused, TimedOut, Unreachable, UsageError
+from echostore.kernel.errors import EchoError, NotFound, Refused, StorageFailed, TimedOut, Unreachable, UsageError
 from echostore.kernel.ids import KEY_BYTES, DeviceKey, PartyKey
 from echostore.kernel.party.credentials import Invitation as InvitationClaim
 from echostore.kernel.party.credentials import InvitationCancel
 from echostore.mesh.invitation import (
     PASSCODE_DIGITS,
-    TRIES_MAX,
+    TRIES_PER_DEVICE,
     Between,
+    Dialler,
     Guest,
     Host,
     InvitationFailed,
     Reason,
+    passcode_verifier,
     refusal,
+    tries_left,
+    with_tries,
 )
 from echostore.mesh.node import Link, Standing
 from echostore.mesh.secure_channel import KnownKeys
@@ -43,6 +48,7 @@ from echostore.peer.welcomes import (
     read_welcome,
     welcome_bytes,
 )
+from echostore.store.meta_store import INVITATIONS
 from echostore.wire.credentials import CHAIN_LINKS_MAX
 from echostore.wire.generated import mesh_pb2 as pb
 from echostore.wire.mesh import INVITATION_ID_BYTES, MeshFrame
@@ -62,7 +68,8 @@ ADDRESSES_SETTING = "peer_addresses"
 SOMEBODY = ""
 """Stands in it for the device, where only the address is known."""
 _log = logging.getLogger("echostore.mesh")
-_SETTING = "invitations"
+_VERIFIER = "verifier"
+_NO_TRIES_LEFT = "no tries left"
 _T = TypeVar("_T")
 _KEPT_MAX = 1000
 
@@ -77,6 +84,7 @@ MESSAGES = {
     Reason.NOT_ALLOWED: "the host may not admit members",
     Reason.MALFORMED: "the two sides did not understand each other",
     Reason.BUSY: "the host is busy with another attempt",
+    Reason.TOO_MANY_TRIES: "too many wrong passcodes from this device or its address",
 }
 
 
@@ -90,25 +98,32 @@ class Issued:
     party: str
     role: str
     ticket: str
-    passcode: str
+    """Empty once it has ended: of kind `open` it holds a secret."""
     bound: str
     """Of kind `key` the identity or device it is for, of kind `open` the invitation's public key."""
     expires_ms: int
     uses_left: int
-    tries_left: int
+    tries: dict[str, int] = field(default_factory=dict)
+    """Wrong passcodes so far, in total, by device and by address."""
     ended: str = ""
     """Why it counts no more; empty while it does."""
     events: tuple[str, ...] = ()
 
+    @property
+    def tries_left(self) -> int:
+        """Wrong passcodes that it stands yet, of all guests together."""
+        return tries_left(self.tries)
+
 
 class Invitation:
-    """An invitation of this peer. Give the ticket to the guest, and the passcode by another way."""
+    """An invitation of this peer. Give the ticket to the guest, and the passcode by another way: it is told here and kept
+    nowhere."""
 
-    def __init__(self, inviting: "Inviting", issued: Issued) -> None:
+    def __init__(self, inviting: "Inviting", issued: Issued, passcode: str | None) -> None:
         self._inviting = inviting
         self.id = issued.invitation
         self.ticket = issued.ticket
-        self.passcode = issued.passcode or None
+        self.passcode = passcode
 
     @property
     def state(self) -> Issued:
@@ -178,14 +193,11 @@ class Inviting:
             party=party.key.hex(),
             role=role,
             ticket=ticket.text(),
-            passcode=_new_passcode() if kind is Kind.PASSCODE else "",
             bound=bound.hex(),
             expires_ms=expires_ms,
             uses_left=uses,
-            tries_left=TRIES_MAX,
         )
-        self._keep(issued)
-        return Invitation(self, issued)
+        return self._issue(issued)
 
     def invite_device(self, *, expires_s: float) -> Invitation:
         """An invitation for one more device of this peer's own identity."""
@@ -207,14 +219,17 @@ class Inviting:
             party="",
             role="",
             ticket=ticket.text(),
-            passcode=_new_passcode(),
             bound="",
             expires_ms=expires_ms,
             uses_left=1,
-            tries_left=TRIES_MAX,
         )
-        self._keep(issued)
-        return Invitation(self, issued)
+        return self._issue(issued)
+
+    def _issue(self, issued: Issued) -> Invitation:
+        passcode = _new_passcode() if issued.kind == Kind.PASSCODE else None
+        verifier = passcode_verifier(bytes.fromhex(issued.invitation), passcode) if passcode else b""
+        self._keep(issued, verifier=verifier)
+        return Invitation(self, issued, passcode)
 
     def _addresses(self) -> tuple[str, ...]:
         from echostore.peer.reachable import reachable_addresses
@@ -247,13 +262,21 @@ class Inviting:
         with self._changed:
             return self._changed.wait_for(condition, timeout)
 
-    def _keep(self, issued: Issued) -> None:
+    def _keep(self, issued: Issued, *, verifier: bytes | None = None) -> None:
+        """Keep an invitation as it is now; with its verifier when it is new, which is wiped when it ends."""
+        meta = self._peer.meta
         with self._peer.lock:
-            kept = dict(self._peer.meta.setting(_SETTING, {}))
-            kept[issued.invitation] = asdict(issued)
+            kept = {name: _brought_up(each) for name, each in meta.setting(INVITATIONS, {}).items()}
+            before = kept.get(issued.invitation, {})
+            kept[issued.invitation] = asdict(issued) | {
+                _VERIFIER: before.get(_VERIFIER, "") if verifier is None else verifier.hex()
+            }
             for old in [each for each, value in kept.items() if value["ended"]][: max(0, len(kept) - _KEPT_MAX)]:
                 del kept[old]
-            self._peer.meta.set_setting(_SETTING, kept)
+            kept, wiped = _without_secrets(kept, self._peer.now_ms())
+            meta.set_setting(INVITATIONS, kept)
+            if wiped:
+                meta.wipe_log()
         with self._changed:
             self._changed.notify_all()
 
@@ -294,12 +317,14 @@ class Inviting:
         kind = step.WhichOneof("step")
         if kind == "knock":
             issued = self._standing(frame.invitation)
-            issued = replace(issued, tries_left=issued.tries_left - 1)
-            self._keep(issued)  # before a word is said
+            verifier = b""
+            if issued.kind == Kind.PASSCODE:
+                verifier = self._verifier(issued)
+                self._count_try(issued, link)  # before a word is said
             between = Between(
                 frame.invitation, link.device, DeviceKey(self._peer.device), link.connection.handshake_hash
             )
-            host = Host(Kind(issued.kind), between, passcode=issued.passcode, key=bytes.fromhex(issued.bound))
+            host = Host(Kind(issued.kind), between, verifier=verifier, key=bytes.fromhex(issued.bound))
             self._hosts[place] = host
             link.connection.send(host.share(step.knock))
             return
@@ -308,8 +333,9 @@ class Inviting:
             raise InvitationFailed(Reason.MALFORMED, "a step without a knock")
         if kind == "confirm":
             known.confirm(step.confirm)
-            issued = self.issued(frame.invitation.hex())
-            self._keep(replace(issued, tries_left=min(TRIES_MAX, issued.tries_left + 1)))
+            if known.kind is Kind.PASSCODE:
+                issued = self.issued(frame.invitation.hex())
+                self._keep(replace(issued, tries=with_tries(issued.tries, _dialler(link), -1)))
         elif kind == "request":
             welcome = self._admit(link, frame.invitation, known.requested(step.request))
             del self._hosts[place]
@@ -319,6 +345,17 @@ class Inviting:
             self._refuse(link, frame.invitation, Reason.WRONG_PASSCODE, "the guest had another passcode")
         else:
             raise InvitationFailed(Reason.MALFORMED, f"an unexpected {kind}")
+
+    def _count_try(self, issued: Issued, link: Link) -> None:
+        """Durable on return; InvitationFailed when the dialler has none left."""
+        dialler = _dialler(link)
+        if tries_left(issued.tries, dialler) < 1:
+            raise InvitationFailed(Reason.TOO_MANY_TRIES, "no tries left for this dialler")
+        self._keep(replace(issued, tries=with_tries(issued.tries, dialler, 1)))
+
+    def _verifier(self, issued: Issued) -> bytes:
+        kept = self._peer.meta.setting(INVITATIONS, {}).get(issued.invitation, {})
+        return bytes.fromhex(kept.get(_VERIFIER, ""))
 
     def _standing(self, invitation: bytes) -> Issued:
         """The invitation, if it still counts."""
@@ -334,7 +371,7 @@ class Inviting:
             raise InvitationFailed(Reason.EXPIRED, "expired")
         if issued.uses_left < 1:
             raise InvitationFailed(Reason.USED_UP, "used up")
-        if issued.tries_left < 1:
+        if issued.tries_left < 1 or issued.ended == _NO_TRIES_LEFT:
             raise InvitationFailed(Reason.NO_TRIES_LEFT, "no tries left")
         return issued
 
@@ -354,11 +391,9 @@ class Inviting:
                         party=key.hex(),
                         role=said.role.label,
                         ticket="",
-                        passcode="",
                         bound=said.key.hex(),
                         expires_ms=said.expires_ms,
                         uses_left=said.uses,
-                        tries_left=TRIES_MAX,
                     )
         raise InvitationFailed(Reason.UNKNOWN, "no such invitation")
 
@@ -404,21 +439,23 @@ class Inviting:
     def _refuse(
         self, link: Link, invitation: bytes, reason: "pb.InvitationRefusal.Reason.ValueType", detail: str
     ) -> None:
-        """Tell the guest, and keep it for the host's own eyes."""
+        """Tell the guest, and keep it for the host's own eyes. What comes after the end, or after a dialler's last try, is
+        logged and changes nothing on disk: a stranger may say it as often as it likes."""
         tries = 0
         try:
             issued = self.issued(invitation.hex())
         except NotFound:
             pass  # nobody here to be told
         else:
-            tries = issued.tries_left
+            tries = tries_left(issued.tries, _dialler(link))
             told = {"invitation": issued.invitation, "why": f"{MESSAGES[reason]} ({detail})", "tries_left": tries}
             _log.warning("invitation refused somebody", extra={**told, "device": link.device.hex()})
-            issued = replace(issued, events=(*issued.events, f"refused: {MESSAGES[reason]} ({detail})")[-20:])
-            if tries < 1 and not issued.ended:
-                self._end(issued, "no tries left")
-            else:
-                self._keep(issued)
+            if not issued.ended and reason != Reason.TOO_MANY_TRIES:
+                issued = replace(issued, events=(*issued.events, f"refused: {MESSAGES[reason]} ({detail})")[-20:])
+                if issued.tries_left < 1:
+                    self._end(issued, _NO_TRIES_LEFT)
+                else:
+                    self._keep(issued)
         link.connection.send(refusal(invitation, reason, tries))
 
     # being a guest
@@ -433,12 +470,13 @@ class Inviting:
                     next_step="Forget what is left of it here (`echostore party forget`), then join again.",
                 )
             raise Refused("this peer is in that party already")
+        verifier = _verifier_of(read, passcode)
 
         async def attempt() -> tuple[Link, Welcome]:
             def request() -> bytes:
                 return self._peer.request_join(read.party).to_bytes()
 
-            link, welcome = await self._attempt(read, (passcode or "").strip(), request)
+            link, welcome = await self._attempt(read, verifier, request)
             return link, read_welcome(welcome, read.party)
 
         link, welcome = self._network.call(_explained(attempt()), timeout + STEP_S)
@@ -457,13 +495,13 @@ class Inviting:
         """Become one more device of the host's identity, and enter its parties."""
         peer, read = self._peer, self._read(ticket, passcode, Purpose.DEVICE)
         check_identity_unused(peer)
-        myself = peer.myself
+        myself, verifier = peer.myself, _verifier_of(read, passcode)
 
         async def attempt() -> tuple[Link, DeviceWelcome]:
             def request() -> bytes:
                 return device_request_bytes(myself.device, myself.name)
 
-            link, welcome = await self._attempt(read, (passcode or "").strip(), request)
+            link, welcome = await self._attempt(read, verifier, request)
             return link, read_device_welcome(welcome, myself.device)
 
         link, welcome = self._network.call(_explained(attempt()), timeout + STEP_S)
@@ -501,7 +539,7 @@ class Inviting:
             raise Refused("the invitation has expired", next_step="Ask for a new one.")
         return read
 
-    async def _attempt(self, ticket: Ticket, passcode: str, request: Callable[[], bytes]) -> tuple[Link, bytes]:
+    async def _attempt(self, ticket: Ticket, verifier: bytes, request: Callable[[], bytes]) -> tuple[Link, bytes]:
         """Go through the steps with the host; returns its welcome."""
         link = await self._reach(ticket)
         between = Between(ticket.invitation, DeviceKey(self._peer.device), link.device, link.connection.handshake_hash)
@@ -509,7 +547,7 @@ class Inviting:
         inbox: asyncio.Queue[pb.MeshInvitation | None] = asyncio.Queue()
         self._guests[place] = inbox
         try:
-            guest = Guest(ticket, between, passcode)
+            guest = Guest(ticket, between, verifier)
             link.connection.send(guest.knock())
             share = await self._next(inbox, "share")
             try:
@@ -574,14 +612,58 @@ async def _explained(attempt: Coroutine[Any, Any, _T]) -> _T:
         raise Refused(MESSAGES[failure.reason]) from None
 
 
+def _dialler(link: Link) -> Dialler:
+    return Dialler.at(link.device, link.connection.address)
+
+
 def _new_passcode() -> str:
     return "".join(secrets.choice("0123456789") for _ in range(PASSCODE_DIGITS))
 
 
+def _verifier_of(ticket: Ticket, passcode: str | None) -> bytes:
+    """Made by who asks, in its own thread: it takes a while."""
+    return passcode_verifier(ticket.invitation, passcode.strip()) if ticket.kind is Kind.PASSCODE and passcode else b""
+
+
 def kept_invitations(meta: "MetaStore") -> list[Issued]:
     """The invitations of a home."""
-    return [_read(each) for each in meta.setting(_SETTING, {}).values()]
+    return [_read(each) for each in meta.setting(INVITATIONS, {}).values()]
+
+
+def wipe_passcodes(meta: "MetaStore", now_ms: int) -> None:
+    """At open: replace passcodes that an earlier version kept by verifiers, and wipe what ended invitations hold."""
+    found: dict[str, dict[str, Any]] = meta.setting(INVITATIONS, {})
+    try:
+        if any(_VERIFIER not in each for each in found.values()):
+            # An earlier version left what it deleted in the file. That goes first: a crash from here on begins again.
+            meta.wipe_free_pages()
+        kept, wiped = _without_secrets({name: _brought_up(each) for name, each in found.items()}, now_ms)
+        if kept != found:
+            meta.set_setting(INVITATIONS, kept)
+        if wiped or kept != found:
+            meta.wipe_log()
+    except StorageFailed as failed:
+        _log.warning("passcodes of an earlier version are still in meta.db, until the next start: %s", failed.what)
+
+
+def _without_secrets(kept: dict[str, dict[str, Any]], now_ms: int) -> tuple[dict[str, dict[str, Any]], bool]:
+    """The invitations, without what lets anyone in of those that count no more; and whether there was any."""
+    over = [name for name, each in kept.items() if each["ended"] or now_ms > each["expires_ms"]]
+    wiped = [name for name in over if kept[name][_VERIFIER] or kept[name]["ticket"]]
+    return {**kept, **{name: kept[name] | {_VERIFIER: "", "ticket": ""} for name in wiped}}, bool(wiped)
+
+
+def _brought_up(kept: dict[str, Any]) -> dict[str, Any]:
+    """An invitation as this version keeps it. One that an earlier version made counted tries in total, three at most."""
+    if _VERIFIER in kept:
+        return kept
+    known = {name: value for name, value in kept.items() if name not in ("passcode", "tries_left")}
+    passcode = "" if kept["ended"] else kept["passcode"]
+    verifier = passcode_verifier(bytes.fromhex(kept["invitation"]), passcode).hex() if passcode else ""
+    lost = TRIES_PER_DEVICE - kept["tries_left"]
+    return {**known, _VERIFIER: verifier, "tries": {"total": lost} if lost > 0 else {}}
 
 
 def _read(kept: dict[str, Any]) -> Issued:
-    return Issued(**{**kept, "events": tuple(kept["events"])})
+    names = Issued.__slots__
+    return Issued(**{name: value for name, value in kept.items() if name in names} | {"events": tuple(kept["events"])})

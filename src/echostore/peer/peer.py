@@ -35,7 +35,7 @@ from echostore.store.home import Home
 from echostore.store.instance import check_in
 from echostore.store.key_store import KeyStore, KeyUse
 from echostore.store.lock import HomeLock
-from echostore.store.meta_store import KnownParty, MetaStore, PartyState
+from echostore.store.meta_store import INVITATIONS, KnownParty, MetaStore, PartyState
 from echostore.store.sqlite import connect_memory
 from echostore.wire.signing import SigningKey
 
@@ -142,6 +142,10 @@ class Peer:
             )
         if not self.read_only:
             meta.finish_forgetting(self.home)
+            if meta.setting(INVITATIONS):
+                from echostore.peer.inviting import wipe_passcodes
+
+                wipe_passcodes(meta, self.now_ms())
         return meta
 
     def _sound_meta(self) -> MetaStore:

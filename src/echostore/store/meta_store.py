@@ -48,6 +48,9 @@ SCHEMA = Schema(
     ),
 )
 
+INVITATIONS = "invitations"
+"""The setting with the invitations that this peer has made: `peer.inviting`."""
+
 _PEER = b""
 """The owner of settings that belong to no party."""
 
@@ -119,6 +122,8 @@ class MetaStore:
 
     def __init__(self, path: Path, *, writable: bool = True, connect: Connect = connect_file) -> None:
         self._db = Database(path, SCHEMA, writable=writable, connect=connect)
+        if writable:
+            self._db.rows("PRAGMA secure_delete = ON")  # settings hold what lets guests in while an invitation is open
 
     # -- parties and feeds ---------------------------------------------------------------------------------------
 
@@ -196,6 +201,14 @@ class MetaStore:
     def settings(self, *, party: PartyKey | None = None) -> dict[str, Any]:
         rows = self._db.rows("SELECT name FROM settings WHERE party = ? ORDER BY name", (party or _PEER,))
         return {name: self.setting(name, party=party) for (name,) in rows}
+
+    def wipe_log(self) -> None:
+        """Take what was overwritten or deleted out of the write-ahead log; from the file itself it goes at once."""
+        self._db.checkpoint()
+
+    def wipe_free_pages(self) -> None:
+        """Write the file anew, without what was deleted while it was not wiped."""
+        self._db.shrink()
 
     def put_contact(self, contact: Contact) -> None:
         with self._db.transaction():

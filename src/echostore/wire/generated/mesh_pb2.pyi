@@ -618,6 +618,8 @@ class InvitationRefusal(_message.Message):
         """the host may not admit members"""
         MALFORMED: InvitationRefusal._Reason.ValueType  # 8
         BUSY: InvitationRefusal._Reason.ValueType  # 9
+        TOO_MANY_TRIES: InvitationRefusal._Reason.ValueType  # 10
+        """of this device, or from its address; others may still come"""
 
     class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper): ...
     UNKNOWN: InvitationRefusal.Reason.ValueType  # 0
@@ -631,6 +633,8 @@ class InvitationRefusal(_message.Message):
     """the host may not admit members"""
     MALFORMED: InvitationRefusal.Reason.ValueType  # 8
     BUSY: InvitationRefusal.Reason.ValueType  # 9
+    TOO_MANY_TRIES: InvitationRefusal.Reason.ValueType  # 10
+    """of this device, or from its address; others may still come"""
 
     REASON_FIELD_NUMBER: _builtins.int
     TRIES_LEFT_FIELD_NUMBER: _builtins.int
