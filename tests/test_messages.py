@@ -336,7 +336,7 @@ def test_a_genesis_gets_its_id_from_its_place_or_from_an_arc() -> None:
 
 def view(party: PartyKey, key: SigningKey, **fields: Any) -> pb.Genesis:
     genesis = encode_genesis(Genesis(ITEM, "property-set", 1, "board", None, 1, inception_key=key.public))
-    genesis.view.id_proof = sign_view(party, genesis, key)
+    genesis.view.id_proof = sign_view(party, ITEM, genesis, key)
     for name, value in fields.items():
         setattr(genesis, name, value)
     return genesis
@@ -399,7 +399,7 @@ def test_the_proof_of_a_view_covers_all_that_its_genesis_says(change: Any) -> No
     genesis = view(PARTY, key)
     change(genesis)
     assert decode(pb.Operation(genesis=genesis)).field == REFUSED
-    genesis.view.id_proof = sign_view(PARTY, genesis, key)
+    genesis.view.id_proof = sign_view(PARTY, ITEM, genesis, key)
     assert decode(pb.Operation(genesis=genesis)).field == GENESIS
 
 
@@ -408,7 +408,7 @@ def test_the_proof_of_a_view_covers_fields_that_we_do_not_know() -> None:
     newer = pb.Genesis.FromString(
         encode_genesis(Genesis(ITEM, "m", 1, "", None, 1, inception_key=key.public)).SerializeToString() + UNKNOWN
     )
-    newer.view.id_proof = sign_view(PARTY, newer, key)
+    newer.view.id_proof = sign_view(PARTY, ITEM, newer, key)
     data = newer.SerializeToString()
     assert decode(pb.Operation(genesis=pb.Genesis.FromString(data))).field == GENESIS
     stripped = pb.Genesis.FromString(data)

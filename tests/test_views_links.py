@@ -55,8 +55,8 @@ def test_an_inception_key_on_something_else_is_no_view_and_hides_none(circle: Ci
     liar, key = Liar.of(circle, "bob"), SigningKey.generate()
     genesis = pb.Genesis(model=model, version=2 if model == "property-set" else 1, type="view")
     genesis.view.inception_key = key.public
-    genesis.view.id_proof = sign_view(circle.key, genesis, key)
     made = liar.created()
+    genesis.view.id_proof = sign_view(circle.key, made, genesis, key)
     liar.send(liar.message(pb.Operation(genesis=genesis)), to="ann")
     ann = circle.party("ann")
     assert ann.has(made)
@@ -76,7 +76,8 @@ def test_a_genesis_that_another_member_copies_is_not_the_view(circle: Circle) ->
     liar = Liar.of(circle, "bob")
     copies = [pb.Operation(genesis=copy) for _ in range(9)]
     liar.send(liar.message(*copies, after=[head_of(ann, said.feed)]), to="ann")
-    assert all(ann.has(liar.created(position, ahead=-1)) for position in range(9))
+    assert not any(ann.has(liar.created(position, ahead=-1)) for position in range(9))
+    assert [reject.reason for reject in ann.rejected()] == ["bad-proof"] * 9
     assert ann.views() == [view]
     snapshot = ann.snapshot()
     found = view_states(snapshot.root, snapshot.blob, made.inception_key)

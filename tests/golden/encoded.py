@@ -71,7 +71,7 @@ from echostore.wire.messages import encode_genesis, encode_operation
 from echostore.wire.models import property_set
 from echostore.wire.signing import SigningKey
 from echostore.wire.values import value_bytes, value_from_bytes
-from echostore.wire.views import view_statement
+from echostore.wire.views import itemless_statement, sign_view, view_statement
 
 KEY = FeedKey(bytes(range(32)))
 FEED, OTHER = FeedId(KEY[:8]), FeedId(b"otherfed")
@@ -127,7 +127,9 @@ def encoded() -> dict[str, bytes]:
     found["link"] = block_link(KEY, 0, NO_LINK, payload_hash(b"payload"))
     found["next link"] = block_link(KEY, 1, Link(found["link"]), payload_hash(b""))
     found["head"] = head_bytes(PARTY, KEY, 300, Link(found["link"]))
-    found["view statement"] = view_statement(PARTY, encode_genesis(view()))
+    found["view statement"] = itemless_statement(PARTY, encode_genesis(view()))
+    found["view statement with item"] = view_statement(PARTY, ITEM, encode_genesis(view()))
+    found["view proof"] = sign_view(PARTY, ITEM, encode_genesis(view()), SigningKey.from_seed(b"s" * 32))
     found |= {f"thin {name}": data for name, data in thin().items()}
     return found
 

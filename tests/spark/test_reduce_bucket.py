@@ -11,7 +11,7 @@ from echostore.kernel.ids import ItemId, PartyKey, Stamp, created_item_id, item_
 from echostore.kernel.items.operations import GENESIS, ItemOperation
 from echostore.kernel.items.record import Genesis
 from echostore.pipeline.schemas import ASKED_ITEMS, EDGES, ITEM_STATES, PLAIN_CHANGES, REST_OPERATIONS
-from echostore.pipeline.stages.fold_rounds import Findings, Round, flagged, run_rounds
+from echostore.pipeline.stages.fold_rounds import Findings, Items, Round, flagged, run_rounds
 from echostore.pipeline.stages.operation_columns import (
     CREATED,
     LACKED,
@@ -130,6 +130,9 @@ class LocalEngine:
                 asked=rows_table(rows, ASKED_ITEMS),
             )
         )  # fmt: skip
+
+    def rivals(self, touched: Items) -> Items:
+        return {}  # no two items claim one inception key here
 
     def edges(self, parties: frozenset[PartyKey]) -> pa.Table:
         rows = [row for result in self._results for row in result["edges"]]

@@ -38,6 +38,7 @@ class Reason(StrEnum):
     MODEL_FAILED = "model-failed"
     BAD_PROOF = "bad-proof"
     DUPLICATE = "duplicate"
+    DUPLICATE_VIEW = "duplicate-view"
     CYCLE = "cycle"
     FORGED_WRITER = "forged-writer"
     BUILDS_ON_EXCLUDED = "builds-on-excluded"

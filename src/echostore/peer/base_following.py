@@ -12,8 +12,9 @@ from echostore.kernel.errors import Corrupt, DiskFull, NotFound
 from echostore.kernel.ids import Cid, FeedId, ItemId
 from echostore.kernel.order import CONTROL, DATA
 from echostore.kernel.party.epoch_chain import Epoch
-from echostore.peer.base_standing import adopt, covers, forsake, install
+from echostore.peer.base_standing import adopt, covers, forsake, install, written_above
 from echostore.peer.positions import counts_alike
+from echostore.peer.view_claims import names_a_view_of
 from echostore.peer.whole_epochs import is_whole
 from echostore.wire.base_epoch import FETCHING_KEY, MENDING_KEY, BaseEpoch, BaseName, holes_key
 
@@ -62,8 +63,9 @@ class BaseFollower:
             return
         candidate = _opened(runtime, found)
         if candidate is not None and covers(processor, candidate) and is_whole(runtime, candidate):
-            differing = differing_items(runtime, candidate) if candidate.name.discards else ()
-            adopt(processor, candidate, differing)
+            tail = written_above(processor, candidate)
+            differs = candidate.name.discards or names_a_view_of(candidate, tail)
+            adopt(processor, candidate, tail, differing_items(runtime, candidate) if differs else ())
 
     def _forsake(self) -> None:
         runtime = self._runtime

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 
 from echostore.kernel.errors import Corrupt, DiskFull, NotFound
 from echostore.kernel.ids import NO_LINK, ItemId, item_from_text
+from echostore.kernel.items.operations import ItemOperation
 from echostore.kernel.order import DATA, FeedCursor
 from echostore.peer.base_damage import BaseDamage, is_marked, mark, missing, truncated, unmark, watched_blobs, writes
 from echostore.peer.base_install import base_cursors, install_items
-from echostore.peer.checkpoints import load_cursors, load_moves
+from echostore.peer.checkpoints import RULES, RULES_MARK, load_cursors, load_moves
 from echostore.peer.epoch_fetching import holes
 from echostore.peer.model_registry import COMMUTING_MARK, commuting_mark
 from echostore.peer.refolding import LACKING, refold
@@ -79,7 +80,8 @@ def take_checkpoint(processor: "PartyProcessor") -> bool:
         return False
     checkpoint = load_cursors(items)
     mark = processor.base.name.genesis if processor.base is not None else b""
-    fresh = checkpoint.admission == processor.admission.digest and checkpoint.base == mark
+    now = (processor.admission.digest, mark, RULES)
+    fresh = (checkpoint.admission, checkpoint.base, checkpoint.rules) == now
     if fresh and (checkpoint.cursors or not mark) and _fits(processor, checkpoint.cursors):
         # This reads items: the base is stood on by now, so that a lost page is noticed.
         processor.state.start_over(load_moves(items))
@@ -123,17 +125,19 @@ def start_from_base(processor: "PartyProcessor") -> None:
     processor.orderer.restart()
 
 
-def adopt(processor: "PartyProcessor", base: BaseEpoch, differing: Iterable[ItemId] = ()) -> None:
+def adopt(
+    processor: "PartyProcessor", base: BaseEpoch, tail: Iterable[ItemOperation], differing: Iterable[ItemId] = ()
+) -> None:
     """From now on, fold from an epoch all of whose blocks were processed here.
 
-    Items that were written above its cut are folded again from it: a rule that came late may have changed what was
-    folded below. `differing` are further items that the epoch has in another form, because it left something out.
+    Items that were written above its cut (`tail`, see `written_above`) are folded again from it: a rule that came late
+    may have changed what was folded below. `differing` are further items that the epoch has in another form, because it
+    left something out or a view above its cut had taken the inception key of one below.
     """
     assert covers(processor, base), "an epoch of which blocks are missing is installed, not adopted"
-    tail = _touched_above(processor, base)
     processor.feeds.set_about({BASE_KEY: base.name.encode()})
     _take(processor, base)
-    todo = tail | set(differing)
+    todo = {operation.item for operation in tail} | set(differing)
     if todo:
         refold(processor, todo)
     processor.advance(list(processor.orderer.cursors))
@@ -204,6 +208,7 @@ def forsake(processor: "PartyProcessor") -> None:
 def _begin_again(processor: "PartyProcessor") -> None:
     """Nothing of the data feeds counts as processed any more."""
     processor.touches, processor.new_rejects, processor.gone_rejects = [], [], set()
+    processor.views.forget()
     for cursor in processor.orderer.cursors.values():
         if cursor.kind == DATA:
             put_back(cursor, FeedCursor(cursor.key, DATA))
@@ -234,7 +239,8 @@ def covers(processor: "PartyProcessor", base: BaseEpoch) -> bool:
 
 
 def _about(processor: "PartyProcessor") -> dict[str, bytes]:
-    return {"admission": processor.admission.digest, COMMUTING_MARK: commuting_mark(processor.factory)}
+    commuting = commuting_mark(processor.factory)
+    return {"admission": processor.admission.digest, COMMUTING_MARK: commuting, RULES_MARK: RULES}
 
 
 def _fits(processor: "PartyProcessor", cursors: Iterable[FeedCursor]) -> bool:
@@ -248,14 +254,14 @@ def _fits(processor: "PartyProcessor", cursors: Iterable[FeedCursor]) -> bool:
     return True
 
 
-def _touched_above(processor: "PartyProcessor", base: BaseEpoch) -> set[ItemId]:
-    """Items that blocks above the cut write."""
+def written_above(processor: "PartyProcessor", base: BaseEpoch) -> list[ItemOperation]:
+    """The operations of blocks above the cut."""
     processor.before_refold()  # own blocks that are not durable yet are among them
-    found: set[ItemId] = set()
+    found: list[ItemOperation] = []
     for feed, cursor in processor.orderer.cursors.items():
         if cursor.kind == DATA:
             for seq in range(base.length(feed), cursor.length):
-                found.update(operation.item for operation in processor.operations_at(feed, seq))
+                found += processor.operations_at(feed, seq)
     return found
 
 

@@ -25,6 +25,14 @@ _REFERENCE, _BLOB = 1, 2
 _PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
 
 
+RULES_MARK = "rules"
+RULES = b"2"
+"""By which rules items were folded. Those of another number are folded again from the blocks.
+
+2: proofs of views name the item, an inception key names one item, and `touches` has the blocks that claim a key.
+"""
+
+
 class LoadedCursors(NamedTuple):
     """Where a checkpoint stands and under which admission it was taken."""
 
@@ -32,6 +40,7 @@ class LoadedCursors(NamedTuple):
     admission: bytes
     base: bytes
     """The genesis of the base epoch that the items were folded from; empty for none."""
+    rules: bytes
 
 
 def load_cursors(store: ItemStore) -> LoadedCursors:
@@ -47,7 +56,8 @@ def load_cursors(store: ItemStore) -> LoadedCursors:
         )
         for row in store.cursors()
     ]
-    return LoadedCursors(cursors, store.about("admission") or b"", store.about("base") or b"")
+    admission, base, rules = (store.about(name) or b"" for name in ("admission", "base", RULES_MARK))
+    return LoadedCursors(cursors, admission, base, rules)
 
 
 def load_moves(store: ItemStore) -> list[TreeMove]:
@@ -246,6 +256,8 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(ext_hook=_decode_extension)
 
 __all__ = [
+    "RULES",
+    "RULES_MARK",
     "LoadedCursors",
     "add_record",
     "cursor_rows",

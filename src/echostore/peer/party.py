@@ -224,6 +224,7 @@ class Party(CapabilityIssuing):
             genesis = Genesis(item, model, version, type, where, depth, **more)
             inception = more.get("inception_key")
             if inception:
+                self._check_unused(runtime, inception)
                 key = self.peer.keys.key(inception)
                 genesis = self._with_proof(genesis, key)
             operations = [ItemOperation(item, GENESIS, genesis)]
@@ -242,7 +243,7 @@ class Party(CapabilityIssuing):
             return self.handle(item)
 
     def _with_proof(self, genesis: Genesis, key: SigningKey) -> Genesis:
-        return replace(genesis, id_proof=sign_view(self.key, encode_genesis(genesis), key))
+        return replace(genesis, id_proof=sign_view(self.key, genesis.item, encode_genesis(genesis), key))
 
     def link(
         self,
@@ -286,7 +287,8 @@ class Party(CapabilityIssuing):
         **more: Value,
     ) -> PropertySetItem:
         """A view: an item that an inception key names and proves, found by its class. Its further properties are given as
-        to `create`; a new inception key is made unless one of `peer.new_view_key()` is given."""
+        to `create`; a new inception key is made unless one of `peer.new_view_key()` is given. A key names one view for good,
+        also a deleted one, until an epoch discards that."""
         key = deprecated_key(inception_key, more)
         own = {"view_class": view_class, "display_name": display_name}
         given = merge_properties(own, merge_properties(properties, more))
@@ -297,10 +299,6 @@ class Party(CapabilityIssuing):
                 next_step="Register it with peer.view_classes.register(...).",
             )
         inception = self.peer.new_view_key() if key is None else arguments.key(key, "an inception key")
-        with self.reading() as runtime:
-            if self.find_view(inception) is not None:
-                raise Refused(f"there is a view with the inception key {inception.hex()[:8]} already")
-            del runtime
         made: PropertySetItem = self._create(
             PropertySet.name,
             PropertySet.version,
@@ -311,6 +309,24 @@ class Party(CapabilityIssuing):
             inception_key=inception,
         )
         return made
+
+    def _check_unused(self, runtime: PartyRuntime, inception_key: bytes) -> None:
+        """Refuse an inception key that an item of the party has: all peers would reject the genesis of a second one."""
+        records = map(runtime.state.record, runtime.views())
+        named = (each.item for each in records if each is not None and each.genesis.inception_key == inception_key)
+        item = next(named, None)
+        if item is None:
+            return
+        short = inception_key.hex()[:8]
+        if self.handle(item).deleted:
+            raise Refused(
+                f"the inception key {short} names a view that was deleted",
+                next_step=f'Restore it with party.get("{item_text(item)}").restore(), or create a view with another key.',
+            )
+        raise Refused(
+            f"there is a view with the inception key {short} already",
+            next_step="Open that view, or create one with another key.",
+        )
 
     def views(self, view_class: str | None = None) -> list[PropertySetItem]:
         """The party's views, of one class if given."""

@@ -55,6 +55,7 @@ from echostore.peer.reading import BlockReader
 from echostore.peer.refolding import refold, refold_found, refold_moved
 from echostore.peer.rejections import listed_rejects
 from echostore.peer.touched import Touch, Touched
+from echostore.peer.view_claims import PartyViewClaims
 from echostore.store.blob_store import BlobStore
 from echostore.store.feed_store import FeedStore
 from echostore.store.item_store import ItemStore
@@ -123,6 +124,7 @@ class PartyProcessor:
         self.touches: list[Touch] = []
         """What was written since the last checkpoint."""
         self.touched = Touched(self)
+        self.views = PartyViewClaims(self)
         self.new_rejects: list[Reject] = []
         self.gone_rejects: set[tuple[FeedId, int, int]] = set()
         """Places of stored rejects that hold no more. Nothing is written in the midst of a run: a disk may be full."""
@@ -196,6 +198,7 @@ class PartyProcessor:
             load=self._load,
             identity_of=self.identity_of,
             base_length=self.base_length,
+            views=self.views,
         )
 
     def _load(self, item: ItemId) -> ItemRecord | None:

@@ -48,7 +48,9 @@ def refold_moved(processor: "PartyProcessor", before: Admission, after: Admissio
             start = max(first, below)  # what the base holds counts for good
             processor.before_refold()  # own blocks may be among them, of a child party that was not flushed
             for seq in range(start, end):
-                items.update(operation.item for operation in processor.operations_at(feed, seq))
+                operations = processor.operations_at(feed, seq)
+                items.update(operation.item for operation in operations)
+                items |= processor.views.concerned(operations)
             _renew_block_rejects(processor, feed, start, end)
     if items:
         processor.state.settle()

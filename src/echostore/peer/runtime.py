@@ -33,7 +33,7 @@ from echostore.kernel.reasons import Reason
 from echostore.peer.anchors import Anchor
 from echostore.peer.base_following import BaseFollower
 from echostore.peer.base_install import BASE_MARK
-from echostore.peer.checkpoints import cursor_rows, decode_values, index_key, move_rows, state_rows
+from echostore.peer.checkpoints import RULES, RULES_MARK, cursor_rows, decode_values, index_key, move_rows, state_rows
 from echostore.peer.control_standing import keep_control
 from echostore.peer.model_registry import COMMUTING_MARK, commuting_mark
 from echostore.peer.pen import EDITS_MAX, OPEN_BYTES_MAX, Pen
@@ -613,6 +613,7 @@ class PartyRuntime:
             about={
                 "admission": processor.admission.digest,
                 COMMUTING_MARK: commuting_mark(processor.factory),
+                RULES_MARK: RULES,
                 BASE_MARK: processor.base.name.genesis if processor.base is not None else b"",
             },
             moves_gone=sorted(state.moves_gone),

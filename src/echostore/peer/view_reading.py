@@ -11,8 +11,8 @@ without placements is read whole.
 What an index claims is believed of no item: its own state must say the same. What an index hides is not seen here; who has
 the whole snapshot compares (`placement_checking`).
 
-Anybody can write the genesis of a view once more, with the proof that is in it. The first one is the view of that key, as in
-a live party (`Party.views`).
+An inception key names one item. Epochs from before that rule may have more under one key: the first in canonical order is
+the view, as in a live party (`Party.views`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -37,7 +37,7 @@ from echostore.pipeline.output.table_schemas import (
 )
 from echostore.pipeline.output.writing import Collect, Place, write_frames, write_item_tables
 from echostore.pipeline.rejecting import all_rejects, lacking
-from echostore.pipeline.schemas import ITEM_STATES, MOVES, PLACE_TOPS, ROOTS, STATE_INDEX, TOPS
+from echostore.pipeline.schemas import CLAIMS, ITEM_STATES, MOVES, PLACE_TOPS, ROOTS, STATE_INDEX, TOPS
 from echostore.pipeline.schemas import REJECTS as STAGE_REJECTS
 from echostore.pipeline.stages.bundles import unbundled
 from echostore.pipeline.stages.by_party import PARTY_TASK_BYTES, run_by_party
@@ -55,7 +55,7 @@ from echostore.pipeline.stages.standing import STANDING, Bases, above_bases, che
 
 Files = dict[str, list[NamedFile]]
 
-FORGOTTEN = {"state_index": STATE_INDEX, "tops": TOPS, "place_tops": PLACE_TOPS, "moves": MOVES}
+FORGOTTEN = {"state_index": STATE_INDEX, "tops": TOPS, "place_tops": PLACE_TOPS, "moves": MOVES, "claims": CLAIMS}
 """Kinds whose rows of a party are dropped when it is built from scratch."""
 
 UNNAMED = frozenset({"rejects", "place_changes"})
@@ -281,6 +281,7 @@ def _fold(
         cuts_before=_with_cuts(known.cuts, seeded, Bases.cuts),
         index_before=instead["state_index"],
         moves_before=instead["moves"],
+        claims_before=instead["claims"],
         tops_before=instead["tops"],
         lacking_before=lacking(job.spark, known.rejects),
         moved=frame_of(job.spark, moved.drop_columns(["lost"])) if len(moved) else None,

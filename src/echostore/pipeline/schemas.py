@@ -278,6 +278,16 @@ MOVES = pa.schema(
     ]
 )
 
+# Geneses of views: which item claims which inception key (stages/view_claims.py). All that were ever read.
+CLAIMS = pa.schema(
+    [
+        pa.field("party", pa.binary(), nullable=False),
+        pa.field("inception", pa.binary(), nullable=False),
+        pa.field("item", pa.binary(), nullable=False),
+        pa.field("depth", pa.int64(), nullable=False),
+    ]
+)
+
 # Items that have to be folded again from single operations: of this run's blocks, or of all (`history`).
 HARD_ITEMS = pa.schema(
     [

@@ -23,7 +23,7 @@ from echostore.kernel.items.tree import TreeMove
 from echostore.kernel.models.factory import ModelFactory
 from echostore.kernel.order import Cut
 from echostore.kernel.party.credentials import EpochGenesis
-from echostore.kernel.snapshot import Path, StateRoot
+from echostore.kernel.snapshot import Path, StateRoot, view_place
 from echostore.wire.cids import is_cid
 from echostore.wire.epochs import FeedCut, cut_pages, read_cut
 from echostore.wire.generated import snapshot_pb2 as pb
@@ -139,6 +139,24 @@ class BaseEpoch:
     def records(self) -> Iterator[ItemRecord]:
         for _, state in self.reader.items():
             yield self.record_of(state)
+
+    def view(self, inception_key: bytes) -> ItemId | None:
+        """The item that an inception key names in the base; the first in canonical order, should there be more."""
+        try:
+            found = self._views_placed(inception_key)
+        except Corrupt:
+            found = None  # blobs of the index are lost, and the items say the same
+        if found is None:
+            found = [state for _, state in self.reader.items() if state.inception_key == inception_key]
+        first = min(found, key=lambda state: (state.genesis_depth, state.item), default=None)
+        return None if first is None else ItemId(first.item)
+
+    def _views_placed(self, inception_key: bytes) -> list[pb.ItemState] | None:
+        """The same by the placement tree; None for a snapshot without one."""
+        if self.placements is None:
+            return None
+        states = self.reader.some(self.placements.at(view_place(inception_key)))
+        return [state for state in states.values() if state.inception_key == inception_key]
 
     def states_below(self, prefix: Path) -> Iterator[pb.ItemState]:
         """The items whose keys begin with some nibbles, in the order of their keys."""

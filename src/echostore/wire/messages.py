@@ -39,7 +39,7 @@ from echostore.kernel.reasons import Reason
 from echostore.kernel.timeframe import Dependency
 from echostore.wire.generated import message_pb2 as pb
 from echostore.wire.models import CODECS, MODEL_OF_FIELD, property_set
-from echostore.wire.views import view_proof_holds
+from echostore.wire.views import is_itemless_proof, view_proof_holds
 
 NAME_CHARACTERS_MAX = 256
 """Names of models and types."""
@@ -210,9 +210,17 @@ def _decode_genesis(
         id_proof=view.id_proof if has_view else b"",
         forked_from=_item(message.forked_from),
     )
-    if has_view and not view_proof_holds(party, message):
-        return ItemOperation(item, REFUSED, (Reason.BAD_PROOF, "the inception key did not sign this view"))
+    if has_view and local:
+        return ItemOperation(item, REFUSED, (Reason.BAD_PROOF, "a view with a granted id"))
+    if has_view and not view_proof_holds(party, item, message):
+        return ItemOperation(item, REFUSED, (Reason.BAD_PROOF, _why_bad(party, message)))
     return ItemOperation(item, GENESIS, genesis)
+
+
+def _why_bad(party: PartyKey, genesis: pb.Genesis) -> str:
+    if is_itemless_proof(party, genesis):
+        return "a proof of the earlier form, which names no item; create the view again"
+    return "the inception key did not sign for this item and genesis"
 
 
 def _decode_placement(message: pb.Placement) -> tuple[int, ItemId | None]:

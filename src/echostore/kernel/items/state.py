@@ -38,6 +38,7 @@ from echostore.kernel.items.operations import (
 )
 from echostore.kernel.items.record import ACCESS_KEY, AccessRule, AccessWrite, Genesis, ItemRecord
 from echostore.kernel.items.tree import Tree, TreeMove
+from echostore.kernel.items.view_claims import SoleClaims, ViewClaims
 from echostore.kernel.models._shared_sequence import SharedSequence
 from echostore.kernel.models.base import OperationRefused
 from echostore.kernel.models.factory import ModelFactory
@@ -73,12 +74,14 @@ class PartyState:
         identity_of: Callable[[FeedId], IdentityKey | None],
         base_length: Callable[[FeedId], int] = lambda feed: 0,
         moves: Iterable[TreeMove] = (),
+        views: ViewClaims | None = None,
     ) -> None:
         self.party = party
         self._factory = factory
         self._load = load
         self._identity_of = identity_of
         self._base_length = base_length
+        self._views: ViewClaims = views or SoleClaims()
         self.records: dict[ItemId, ItemRecord] = {}
         self.dirty: set[ItemId] = set()
         """Items whose record differs from the ItemStore's."""
@@ -166,7 +169,10 @@ class PartyState:
     def apply_own(self, operation: ItemOperation, stamp: Stamp, time_ms: int, writer: WriterRole) -> set[ItemId]:
         """Show one operation of a message that this device is still writing; OperationRefused when it can't be, ModelFailed
         when an application's model raises. Returns what it touched."""
-        self._apply_one(operation, stamp, time_ms, writer, own=True)
+        if operation.field == GENESIS:
+            self._create(operation.body, stamp, time_ms)
+        else:
+            self._apply_one(operation, stamp, time_ms, writer, own=True)
         if operation.field == CUSTOM:
             model = self.records[operation.item].model
             if isinstance(model, OrderedFold):
@@ -178,6 +184,9 @@ class PartyState:
     ) -> None:
         """Operations of an own batch, shown while it was open, are a message now."""
         for position, operation in enumerate(operations):
+            if operation.field == GENESIS:
+                self._claim(operation.body)
+                continue
             record = self.records.get(operation.item)
             if record is not None and isinstance(record.model, SharedSequence) and operation.field == record.model.name:
                 record.model.stamped(Stamp(depth, feed, seq, position), time_ms)
@@ -199,6 +208,7 @@ class PartyState:
     def _apply_one(self, operation: ItemOperation, stamp: Stamp, time_ms: int, writer: WriterRole, own: bool) -> None:
         item, field, body = operation
         if field == GENESIS:
+            self._claim(body)
             self._create(body, stamp, time_ms)
             return
         if field == REFUSED:
@@ -238,12 +248,19 @@ class PartyState:
             return OperationRefused(Reason.DISCARDED, item_text(item))
         return ItemMissing(reason, item)
 
+    def _claim(self, genesis: Genesis) -> None:
+        """A message has the genesis of a view: its inception key may name another item from now on."""
+        if genesis.inception_key:
+            self.refold |= self._views.note(genesis)
+
     def _create(self, genesis: Genesis, stamp: Stamp, time_ms: int) -> None:
         item = genesis.item
         if item_creator(item) != stamp.feed:
             raise OperationRefused(Reason.MALFORMED, "an item id of another feed")
         if self.record(item) is not None:
             raise OperationRefused(Reason.DUPLICATE, "the item exists")
+        if genesis.inception_key and self._views.holder(genesis) != item:
+            raise OperationRefused(Reason.DUPLICATE_VIEW, f"inception key {genesis.inception_key.hex()}")
         if genesis.parent is not None and self.record(genesis.parent) is None:
             raise self._missing(Reason.NO_PARENT, genesis.parent)
         model = self._factory.create(genesis.model, genesis.version, item)

@@ -21,7 +21,7 @@ from echostore.pipeline.output import reading
 from echostore.pipeline.output.layout import numbered
 from echostore.pipeline.output.record import Commit, NamedFile
 from echostore.pipeline.output.table_schemas import ITEMS, LINKS, PLACEMENTS, PROPERTIES, table_kind
-from echostore.pipeline.schemas import MOVES, STATE_INDEX
+from echostore.pipeline.schemas import CLAIMS, MOVES, STATE_INDEX
 
 STREAM: Final = "stream"
 """The folder of a stream, below the output."""
@@ -50,6 +50,7 @@ SCHEMAS: Final[dict[str, pa.Schema]] = {
     "kept": KEPT,
     "state_index": STATE_INDEX,
     "moves": MOVES,
+    "claims": CLAIMS,
     "placed": PLACED,
     table_kind("items"): ITEMS,
     table_kind("properties"): PROPERTIES,

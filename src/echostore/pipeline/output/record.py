@@ -9,7 +9,7 @@ from uuid import UUID
 from echostore.kernel.errors import Corrupt, Refused
 from echostore.pipeline.output.layout import is_kind, parse_file
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 
 RECORD_BYTES_MAX: Final = 256 * 1024 * 1024
 """About a million files. A record beyond that is damage, and reading it would fill the memory."""

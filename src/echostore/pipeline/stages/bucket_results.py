@@ -11,9 +11,10 @@ import pyarrow.compute as pc
 
 from echostore.kernel.ids import Cid, ItemId, PartyKey
 from echostore.kernel.items.operations import Reject
+from echostore.kernel.items.record import Genesis
 from echostore.kernel.items.tree import TreeMove
 from echostore.kernel.snapshot import INLINE_STATE_BYTES_MAX
-from echostore.pipeline.schemas import BLOBS, HARD_ITEMS, ITEM_STATES, MOVES, REJECTS
+from echostore.pipeline.schemas import BLOBS, CLAIMS, HARD_ITEMS, ITEM_STATES, MOVES, REJECTS
 from echostore.pipeline.stages.item_fold import Folded, native_form
 from echostore.pipeline.stages.operation_columns import rows_table
 from echostore.pipeline.stages.property_columns import number_bytes
@@ -32,6 +33,7 @@ class Results:
         self._rejects: list[tuple[Any, ...]] = []
         self._moves: list[tuple[Any, ...]] = []
         self._hard: list[tuple[Any, ...]] = []
+        self._claims: list[tuple[Any, ...]] = []
         self._blobs: dict[Cid, bytes] = {}
         self._expected: set[tuple[PartyKey, ItemId]] = set()
 
@@ -115,6 +117,9 @@ class Results:
     def add_move(self, party: PartyKey, move: TreeMove) -> None:
         self._moves.append(_move_row(party, move))
 
+    def add_claim(self, party: PartyKey, genesis: Genesis) -> None:
+        self._claims.append((party, genesis.inception_key, genesis.item, genesis.depth))
+
     def add_hard(self, party: PartyKey, item: ItemId, *, history: bool) -> None:
         self._expected.discard((party, item))
         self._hard.append((party, item, history))
@@ -134,6 +139,9 @@ class Results:
 
     def hard(self) -> pa.Table:
         return rows_table(self._hard, HARD_ITEMS)
+
+    def claims(self) -> pa.Table:
+        return rows_table(self._claims, CLAIMS)
 
     def blobs(self) -> pa.Table:
         return rows_table(list(self._blobs.items()), BLOBS)

@@ -56,6 +56,11 @@ class Engine(Protocol):
         `absent` is what was answered, unless the item has come or gone since."""
         ...
 
+    def rivals(self, touched: Items) -> Items:
+        """Items that claim inception keys which several claim, of keys that this run or these items have to do with. Each
+        is told once, and again when somebody else claims its key."""
+        ...
+
     def lacking(self, parties: frozenset[PartyKey]) -> Iterable[tuple[PartyKey, ItemId, ItemId]]:
         """What earlier rejects lacked: party, item, what it lacked."""
         ...
@@ -125,14 +130,21 @@ class _Todo:
         parties.update(findings.gone)
         self._gone.update(findings.gone)
         found: dict[PartyKey, set[ItemId]] = defaultdict(set)
+        touched: dict[PartyKey, set[ItemId]] = defaultdict(set)
         for row in findings.flagged.to_pylist():
             party = PartyKey(row["party"])
             if row["why"] == LACKED:
                 found[party].add(ItemId(row["parent"]))
             elif row["why"] == TOUCHED:
-                self._add(party, ItemId(row["item"]), history=True)
+                touched[party].add(ItemId(row["item"]))
             else:
                 parties.add(party)
+        for party, rivals in engine.rivals({party: frozenset(items) for party, items in touched.items()}).items():
+            touched[party] |= rivals
+            found[party] |= rivals  # who gets a key is one that others may have lacked
+        for party, items in touched.items():
+            for item in items:
+                self._add(party, item, history=True)
         if found:
             self._find(engine, found)
         if parties:

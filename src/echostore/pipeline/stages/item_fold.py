@@ -33,6 +33,7 @@ from echostore.kernel.models.base import OperationRefused
 from echostore.kernel.models.factory import ModelFactory
 from echostore.kernel.models.property_set import DELETED, Restore, Set
 from echostore.kernel.reasons import Reason
+from echostore.pipeline.stages.lost_keys import LostKeys
 from echostore.pipeline.stages.operation_columns import PATH_SEPARATOR
 from echostore.wire.generated import message_pb2 as pb
 from echostore.wire.generated import snapshot_pb2
@@ -77,13 +78,14 @@ def fold_item(
     previous: ItemRecord | None,
     given: Iterable[Given],
     absent: frozenset[ItemId] = frozenset(),
+    lost: frozenset[ItemId] = frozenset(),
     writer_at: WriterAt | None = None,
     identity_of: IdentityOf = lambda feed: None,
     base_length: BaseLength = lambda feed: 0,
 ) -> Folded:
     """Fold operations of one item. Without `writer_at` an item that has access rules, or gets some, is not folded.
 
-    `base_length` is how much of each feed lies inside the epoch that the party stands on: what was made there and is
+    `lost` are views whose inception key names another item. `base_length` is how much of each feed lies inside the epoch that the party stands on: what was made there and is
     missing was discarded.
     """
     ordered = sorted(given, key=lambda one: (one.stamp, one.order))
@@ -91,11 +93,18 @@ def fold_item(
     if writer_at is None and ((previous is not None and previous.access) or any(_rules(one) for one in ordered)):
         folded.ruled = True
         return folded
-    state = PartyState(party, factory, load=lambda _: previous, identity_of=identity_of, base_length=base_length)
+    state = PartyState(
+        party,
+        factory,
+        load=lambda _: previous,
+        identity_of=identity_of,
+        base_length=base_length,
+        views=LostKeys(lost),
+    )
     parents: dict[Stamp, ItemId] = {}
     for one in ordered:
         if one.operation.field == GENESIS:
-            _create(state, one, absent, base_length)
+            _create(state, one, frozenset() if item in lost else absent, base_length)
     for stamp, _, time_ms, operation in ordered:
         if operation.field == GENESIS:
             continue

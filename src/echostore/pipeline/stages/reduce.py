@@ -26,6 +26,7 @@ from echostore.pipeline.schemas import (
     ADMISSION,
     ASKED_ITEMS,
     BLOBS,
+    CLAIMS,
     EDGES,
     HARD_ITEMS,
     ITEM_STATES,
@@ -59,6 +60,7 @@ from echostore.pipeline.stages.state_files import (
     states_noted,
 )
 from echostore.pipeline.stages.subtrees import Subtrees, TopsBefore, latest_tops, tops_parcels
+from echostore.pipeline.stages.view_claims import KeyClaims
 from echostore.pipeline.stages.writers import absent_items, read_arrow, write_arrow, writers_of
 
 TASK_BLOCKS = 1 << 18
@@ -88,6 +90,8 @@ class Inputs:
     """Files of STATE_INDEX of the last commit."""
     moves_before: tuple[NamedFile, ...] = ()
     """Files of MOVES of the last commit."""
+    claims_before: tuple[NamedFile, ...] = ()
+    """Files of CLAIMS of the last commit."""
     tops_before: tuple[NamedFile, ...] = ()
     """Files of TOPS of the last commit."""
     anew: frozenset[bytes] = frozenset()
@@ -114,7 +118,7 @@ TURNS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a reduction left: files by kind (states, state_index, rejects, moves, blobs, tops, place_changes), which items
+    """What a reduction left: files by kind (states, state_index, rejects, moves, claims, blobs, tops, place_changes), which items
     were folded from their whole past (rejects of earlier commits on them are void), and how many blocks were looked at."""
 
     files: dict[str, list[NamedFile]]
@@ -136,7 +140,7 @@ def reduce_items(inputs: Inputs, engine: "SparkEngine | None" = None) -> Outcome
     return Outcome(files, again, engine.blocks, len(engine.rounds), engine.demux_s)
 
 
-_KEPT = ("states", "state_index", "rejects", "moves", "blobs", "tops", "place_changes")
+_KEPT = ("states", "state_index", "rejects", "moves", "claims", "blobs", "tops", "place_changes")
 
 
 class SparkEngine:
@@ -149,6 +153,7 @@ class SparkEngine:
         self.demux_s: float | None = None if inputs.spark is not None else 0.0
         """Seconds of demultiplexing, where Spark does not count them."""
         self._refolded: set[tuple[bytes, bytes]] = set()
+        self._claims = KeyClaims(inputs.place.out, inputs.claims_before, inputs.bases, self._admission)
 
     def run(self, round: Round) -> Findings:
         given = self.inputs
@@ -173,8 +178,9 @@ class SparkEngine:
             given.turn + round.number,
             given.models,
             None if wanted is None else self._scratch("absent", items_table(round.absent)),
-            None if wanted is None else self._scratch("admission", self._admission(round)),
+            None if wanted is None else self._scratch("admission", self._admission(round.wanted or ())),
             round.history,
+            lost=self._lost(round),
             trees=wanted is None and given.trees and self._here,
             places=True,
             lake=given.lake,
@@ -189,6 +195,7 @@ class SparkEngine:
         self.rounds.append(files)
         if round.history and round.wanted is not None:
             self._refolded |= {(party, item) for party, items in round.wanted.items() for item in items}
+        self._claims.add(self._read(files.get("claims", ()), CLAIMS))
         told = self._read(files.get("flagged", ()), EDGES)
         is_gone = pc.equal(told["why"], GONE)
         gone = frozenset(PartyKey(party) for party in told.filter(is_gone).column("party").to_pylist())
@@ -212,6 +219,8 @@ class SparkEngine:
             if row["before"] and row["parent"] is not None and place not in self._refolded and not based:
                 rows.append(_edge(row["party"], row["item"], row["parent"], CREATED))
         rows += self._placed_before(parties)
+        lost = {(bytes(party), bytes(item)) for party, items in self._claims.lost(parties).items() for item in items}
+        rows = [row for row in rows if row["why"] != CREATED or (row["party"], row["item"]) not in lost]
         for row in rows:
             place = (row["party"], row["parent"])
             row["absent"] = place not in standing and (row["absent"] or place in gone)
@@ -224,6 +233,13 @@ class SparkEngine:
             for move in party_moves([packed(moves.filter(pc.equal(moves["party"], party)))]):
                 if move.parent is not None and (party, move.item) not in self._refolded:
                     yield _edge(party, move.item, move.parent, PLACED)
+
+    def rivals(self, touched: Items) -> Items:
+        return self._claims.rivals(touched)
+
+    def _lost(self, round: Round) -> str | None:
+        """Where the tasks of a round find the views that lost their keys."""
+        return None if round.wanted is None else self._scratch("lost", items_table(self._claims.lost(round.wanted)))
 
     def lacking(self, parties: frozenset[PartyKey]) -> Iterator[tuple[PartyKey, ItemId, ItemId]]:
         if self.inputs.lacking_before is None:
@@ -326,10 +342,9 @@ class SparkEngine:
             index += [file for files in self.rounds for file in files.get("state_index", ())]
         return index
 
-    def _admission(self, round: Round) -> pa.Table:
-        """The admission of the parties of a round: who wrote what."""
-        assert round.wanted is not None
-        wanted = sorted(bytes(party) for party in round.wanted)
+    def _admission(self, parties: Iterable[bytes]) -> pa.Table:
+        """The admission of some parties: who wrote what."""
+        wanted = sorted(bytes(party) for party in parties)
         known = self.inputs.admission
         if isinstance(known, pa.Table):
             return known.filter(pc.and_(pc.invert(known["control"]), pc.is_in(known["party"], pa.array(wanted))))
@@ -460,6 +475,7 @@ class Reducing:
     absent: str | None = None
     admission: str | None = None
     history: bool = False
+    lost: str | None = None
     trees: bool = False
     """Whether to make the subtrees of the buckets too. Later rounds leave that to the snapshot."""
     places: bool = False
@@ -472,6 +488,7 @@ class Reducing:
         results = _Results(self.place, self.turn)
         subtrees = Subtrees(self.place, self.turn)
         absent = None if self.absent is None else absent_items(self.absent)
+        lost = None if self.lost is None else absent_items(self.lost)
         writers = None if self.admission is None else writers_of(read_arrow(self.admission))
         factory = model_factory(self.models)
         bases = None if self.bases is None else Bases(self.lake, read_arrow(self.bases), factory)
@@ -482,7 +499,9 @@ class Reducing:
                 continue
             nibbles, previous = self._previous(chunk, work)
             bucket = unpack(work, previous)
-            reduced = reduce_bucket(bucket, factory, absent=absent, writers=writers, history=self.history, bases=bases)
+            reduced = reduce_bucket(
+                bucket, factory, absent=absent, lost=lost, writers=writers, history=self.history, bases=bases
+            )
             results.add(reduced, previous, nibbles)
             if self.places:
                 # A later round may not know what an earlier one said of an item.
@@ -530,7 +549,7 @@ class _Results:
 
     def add(self, reduced: Reduced, previous: pa.Table, nibbles: dict[bytes, int]) -> None:
         self.states += by_bucket(reduced.states, nibbles)
-        for kind in ("rejects", "moves", "hard", "edges", "blobs"):
+        for kind in ("rejects", "moves", "claims", "hard", "edges", "blobs"):
             self.tables[kind].append(getattr(reduced, kind))
         self.tables["flagged"].append(flagged(reduced.edges))
         self.tables["flagged"].append(_gone(reduced.states, previous))
@@ -551,6 +570,7 @@ class _Results:
 _SCHEMAS = {
     "rejects": REJECTS,
     "moves": MOVES,
+    "claims": CLAIMS,
     "hard": HARD_ITEMS,
     "edges": EDGES,
     "flagged": EDGES,

@@ -104,6 +104,7 @@ class Reduced:
     hard: pa.Table
     edges: pa.Table
     blobs: pa.Table
+    claims: pa.Table
 
 
 def reduce_bucket(
@@ -111,6 +112,7 @@ def reduce_bucket(
     factory: ModelFactory,
     *,
     absent: Mapping[PartyKey, frozenset[ItemId]] | None = None,
+    lost: Mapping[PartyKey, frozenset[ItemId]] | None = None,
     writers: Writers | None = None,
     history: bool = False,
     bases: Bases | None = None,
@@ -130,16 +132,16 @@ def reduce_bucket(
         rest = rest.join(wanted, on=ITEM, how="semi")
         expected = wanted if history else wanted.join(before, on=ITEM, how="anti")
         out.expect((key[0], _item(key)) for key in expected.iter_rows())
-    fold = _Fold(bucket, factory, absent or {}, writers, history, bases)
+    fold = _Fold(bucket, factory, absent or {}, lost or {}, writers, history, bases)
     hard = _fold_others(plain, rest, before, fold, out, named)
     states = out.states()
     after = _frame_of_states(states, bucket.parties)
-    lost = after.filter(pl.col("gone"))
+    gone = after.filter(pl.col("gone"))
     existing = pl.concat([after.filter(~pl.col("gone")).select(*ITEM, "genesis_depth"), hard])
     # In the second round the questions of the first would be asked again.
     asked = asked.filter((pl.col("why") != WANTED) & (writers is None or history))
-    edges = answer(bucket.parties, asked, before.join(lost, on=ITEM, how="anti"), existing)
-    return Reduced(states, out.rejects(), out.moves(), out.hard(), edges, out.blobs())
+    edges = answer(bucket.parties, asked, before.join(gone, on=ITEM, how="anti"), existing)
+    return Reduced(states, out.rejects(), out.moves(), out.hard(), edges, out.blobs(), out.claims())
 
 
 # What there was
@@ -377,6 +379,7 @@ class _Fold:
     bucket: Bucket
     factory: ModelFactory
     absent: Mapping[PartyKey, frozenset[ItemId]]
+    lost: Mapping[PartyKey, frozenset[ItemId]]
     writers: Writers | None
     history: bool
     bases: Bases | None
@@ -404,6 +407,7 @@ class _Fold:
             previous=previous,
             given=given,
             absent=self.absent.get(party, frozenset()),
+            lost=self.lost.get(party, frozenset()),
             writer_at=None if self.writers is None else self.writers.role_at[party],
             identity_of=_nobody if self.writers is None else self.writers.identity_of[party],
             base_length=self.bases.lengths(party) if self.bases else _nothing,
@@ -441,6 +445,9 @@ def _fold_others(
         party, item = bucket.parties[key[0]], _item(key)
         row = rows.get(key)
         previous = fold.previous(key, row)
+        for one in operations:
+            if one.operation.field == GENESIS and one.operation.body.inception_key:
+                out.add_claim(party, one.operation.body)
         folded = fold.item(key, previous, operations)
         folded.moves += fold.moves(key)
         hard = fold.writers is None and _is_hard(folded, key in plain_items, key in metadata_items)

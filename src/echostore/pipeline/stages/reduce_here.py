@@ -83,8 +83,9 @@ class HereEngine(SparkEngine):
             given.turn + round.number,
             given.models,
             None if wanted is None else self._scratch("absent", items_table(round.absent)),
-            None if wanted is None else self._scratch("admission", self._admission(round)),
+            None if wanted is None else self._scratch("admission", self._admission(round.wanted or ())),
             round.history,
+            lost=self._lost(round),
             trees=self._of_run and wanted is None and given.trees,
             places=self._of_run,
             lake=given.lake,
@@ -180,10 +181,9 @@ class HereEngine(SparkEngine):
         counts = [self._messages[party] for party in rows["party"].to_pylist()]
         return rows.append_column("messages", pa.array(counts, pa.int64()))
 
-    def _admission(self, round: Round) -> pa.Table:
-        assert round.wanted is not None
+    def _admission(self, parties: Iterable[bytes]) -> pa.Table:
         rows = self.inputs.admission.filter(pc.invert(self.inputs.admission["control"]))
-        wanted = pa.array(sorted(bytes(party) for party in round.wanted), pa.binary())
+        wanted = pa.array(sorted(bytes(party) for party in parties), pa.binary())
         return rows.filter(pc.is_in(rows["party"], wanted)).select(ADMISSION.names).cast(ADMISSION)
 
 

@@ -16,7 +16,7 @@ from echostore.pipeline.output.overlay import KEPT, PLACED, Segment
 from echostore.pipeline.output.record import NamedFile
 from echostore.pipeline.output.table_schemas import ITEMS, LINKS, PLACEMENTS, PROPERTIES, table_kind
 from echostore.pipeline.output.writing import NAMED, Place, named_files, named_rows
-from echostore.pipeline.schemas import ITEM_STATES, MOVES, STATE_INDEX
+from echostore.pipeline.schemas import CLAIMS, ITEM_STATES, MOVES, STATE_INDEX
 from echostore.pipeline.stages.state_files import StateWriter, by_bucket
 from echostore.pipeline.streaming.jobs import Jobs
 
@@ -60,6 +60,7 @@ class Merging:
             "kept": (_newest(self._rows("kept", KEPT), ["root"], "number"), KEPT),
             "placed": (placed, PLACED),
             "moves": (self._frame("moves", MOVES), MOVES),
+            "claims": (self._frame("claims", CLAIMS).unique(), CLAIMS),
             table_kind("placements"): (placements.join(told, on=["party", "commit"], how="semi"), PLACEMENTS),
             table_kind("items"): (items, ITEMS),
         }

@@ -158,6 +158,7 @@ class RootParty:
             cuts_before=self.before.cuts,
             index_before=ground.files("state_index"),
             moves_before=ground.files("moves"),
+            claims_before=ground.files("claims"),
             lacking_before=self.before.lacking,
             moved=moved if len(moved) else None,
             bases=self._bases or None,

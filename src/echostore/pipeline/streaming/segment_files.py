@@ -44,7 +44,7 @@ class SegmentFiles:
 
     def add(self, outcome: Outcome) -> None:
         """The states that a reduction wrote, and the rows of their items."""
-        self.name({kind: outcome.files.get(kind, ()) for kind in ("states", "state_index", "moves")})
+        self.name({kind: outcome.files.get(kind, ()) for kind in ("states", "state_index", "moves", "claims")})
         turns = {
             row["path"]: row["turn"]
             for file in outcome.files["state_index"]

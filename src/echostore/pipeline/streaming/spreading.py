@@ -95,7 +95,7 @@ class Spreading:
         if inputs is None:
             return party.lost_ground()
         outcome = reduce_items(inputs, JobsEngine(inputs, self._jobs))
-        segment.name({kind: outcome.files.get(kind, ()) for kind in ("states", "state_index", "moves")})
+        segment.name({kind: outcome.files.get(kind, ()) for kind in ("states", "state_index", "moves", "claims")})
         segment.name(self._item_rows(outcome))
         moved = sorted(moved_parties(self._ground.out, outcome) & set(party.parties))
         if moved:

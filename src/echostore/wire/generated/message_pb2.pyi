@@ -230,7 +230,7 @@ class ViewProof(_message.Message):
     inception_key: _builtins.bytes
     """32 bytes"""
     id_proof: _builtins.bytes
-    """signature by that key over the party key and the hash of the genesis without this field"""
+    """signature by that key over the party key, the item's id and the hash of the genesis without this field"""
     def __init__(
         self,
         *,
