@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,6 +10,7 @@ from echostore.store.key_store import KeyUse
 from echostore.wire.signing import SigningKey
 from peer_builder import Circle, Liar
 from spark.circle_lake import NAMES, Told
+from spark.engines import Engines
 from spark.stream_jobs import Steps, held_states
 from test_stale_messages import agreed_epoch
 from test_view_claims import CLASS, claim, replay
@@ -30,8 +30,8 @@ def circle(tmp_path: Path) -> Iterator[Circle]:
 
 
 @pytest.fixture
-def told(spark: Any, circle: Circle, tmp_path: Path) -> Told:
-    return Told(spark, circle, tmp_path)
+def told(engines: Engines, circle: Circle, tmp_path: Path) -> Told:
+    return Told(engines, circle, tmp_path)
 
 
 def agreed(circle: Circle, told: Told, out: str = "out") -> list[tuple[str, int, int, str]]:

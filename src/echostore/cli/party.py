@@ -315,8 +315,8 @@ def rejected(
             {
                 "feed": refused.feed.hex(),
                 "seq": refused.seq,
-                "operation": refused.position,
-                "credential": refused.act,
+                "operation": refused.position if refused.position >= 0 else None,
+                "credential": refused.act or None,
                 "reason": str(refused.reason),
                 "detail": refused.detail,
             }

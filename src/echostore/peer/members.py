@@ -71,7 +71,7 @@ class Members:
         """Credentials that do not count, with the reasons."""
         with self._party.reading() as runtime:
             fold_whole(runtime.processor)
-            return list(runtime.processor.membership.machine.rejected)
+            return list(runtime.processor.membership.machine.listed)
 
     def why(self, key: bytes | str) -> list[Any]:
         """The chain of credentials about a member, device or feed, with a verdict for each."""

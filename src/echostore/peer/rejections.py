@@ -1,11 +1,17 @@
-"""What of a party did not enter the state, as people are told of it."""
+"""What of a party did not enter the state, as people are told of it.
 
-from collections.abc import Iterable
+The list is a function of the blocks, the admission and the base, and so equal on peers that agree on these. Which branch of
+a forked feed a peer holds, and how much of the others it keeps, depends on who came first: from the fork on the feed is
+listed once, at the first block that has rivals, and nothing is said of the blocks of single branches.
+"""
 
-from echostore.kernel.ids import FeedId
+from collections.abc import Iterable, Iterator
+
+from echostore.kernel.ids import FeedId, feed_id
 from echostore.kernel.items.operations import Reject
 from echostore.kernel.order import FeedCursor
 from echostore.kernel.party.admission import Admission
+from echostore.kernel.party.credentials import FeedKind
 from echostore.kernel.reasons import Reason
 
 EXCLUSIONS = frozenset({Reason.FORK, Reason.BEYOND_CUT, Reason.RETIRED, Reason.READER, Reason.UNADMITTED})
@@ -16,7 +22,8 @@ AFTER_INVALID_LISTED_MAX = 1024
 
 
 def listed_rejects(noted: Iterable[Reject], admission: Admission, cursors: Iterable[FeedCursor]) -> list[Reject]:
-    """The noted rejects, the later of two at one place, with the reasons that hold now; and what ended feeds."""
+    """The noted rejects, the later of two at one place, with the reasons that hold now; what ended feeds; and forks."""
+    forked = dict(_forked(admission))
     merged = {(reject.feed, reject.seq, reject.position): reject for reject in noted}
     found = [_as_of_now(reject, admission) for reject in merged.values()]
     for cursor in cursors:
@@ -24,7 +31,25 @@ def listed_rejects(noted: Iterable[Reject], admission: Admission, cursors: Itera
             found.append(Reject(cursor.id, cursor.length, -1, Reason.INVALID, cursor.ended))
             last = min(cursor.held, cursor.length + AFTER_INVALID_LISTED_MAX)
             found += [Reject(cursor.id, seq, -1, Reason.AFTER_INVALID, "") for seq in range(cursor.length + 1, last)]
-    return sorted(found)
+    shared = [reject for reject in found if reject.seq < forked.get(FeedId(reject.feed), reject.seq + 1)]
+    return sorted([*shared, *(_fork(feed, at, admission) for feed, at in forked.items() if _is_data(feed, admission))])
+
+
+def _forked(admission: Admission) -> Iterator[tuple[FeedId, int]]:
+    """From where on feeds have several branches."""
+    for each in admission.followed:
+        if each.branches_from is not None:
+            yield feed_id(each.feed), each.branches_from
+
+
+def _is_data(feed: FeedId, admission: Admission) -> bool:
+    """Blocks of control feeds are not listed here, but their credentials (`Members.rejected`)."""
+    known = admission.follows(feed)
+    return known is not None and known.kind is FeedKind.DATA
+
+
+def _fork(feed: FeedId, at: int, admission: Admission) -> Reject:
+    return Reject(feed, at, -1, admission.why_excluded(feed, at) or Reason.FORK, "")
 
 
 def _as_of_now(reject: Reject, admission: Admission) -> Reject:

@@ -36,7 +36,7 @@ from echostore.pipeline.output.table_schemas import (
     table_kind,
 )
 from echostore.pipeline.output.writing import Collect, Place, write_frames, write_item_tables
-from echostore.pipeline.rejecting import all_rejects, lacking
+from echostore.pipeline.rejecting import all_rejects, fork_places, lacking
 from echostore.pipeline.schemas import CLAIMS, ITEM_STATES, MOVES, PLACE_TOPS, ROOTS, STATE_INDEX, TOPS
 from echostore.pipeline.schemas import REJECTS as STAGE_REJECTS
 from echostore.pipeline.stages.bundles import unbundled
@@ -319,7 +319,8 @@ def _fold(
         )
         told.rows = sum(file.rows for file in snapshots.files.get("blobs", ()))
     with job.clock.stage("tables") as told:
-        rejects = all_rejects(job, stages.order.rejects, stages.rows["rejects"], known.rejects, moved, outcome)
+        forks = fork_places(stages.rows["admission"])
+        rejects = all_rejects(job, stages.order.rejects, stages.rows["rejects"], known.rejects, moved, outcome, forks)
         for found in (
             {kind: named for kind, named in snapshots.files.items() if kind != "roots"},
             _small_files(job, stages, rejects, snapshots.files.get("roots", []), scratch),

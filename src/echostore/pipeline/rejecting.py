@@ -3,7 +3,7 @@ control and order, which are told anew each time.
 
 What an earlier build said of folding stays true, but for items that were folded again from their whole past, and for
 blocks whose standing changed: both are told again by this one. A place is rejected once: where rounds and builds say
-the same of it, the last word counts.
+the same of it, the last word counts. A forked feed is told once, from the fork on, as a peer does (`peer.rejections`).
 """
 
 from collections import defaultdict
@@ -13,13 +13,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from echostore.kernel.ids import FEED_ID_BYTES
+from echostore.kernel.reasons import Reason
 from echostore.pipeline import kept
 from echostore.pipeline.output.files import read_table
 from echostore.pipeline.output.record import NamedFile
 from echostore.pipeline.output.writing import named_rows
 from echostore.pipeline.schemas import REJECTS
 from echostore.pipeline.stages.by_party import HERE_ROWS_MAX
-from echostore.pipeline.stages.frames import Rows, as_frame, frame_of, mapped
+from echostore.pipeline.stages.frames import Rows, as_frame, frame_of, gathered, mapped
+from echostore.pipeline.stages.operation_columns import rows_table
 from echostore.pipeline.stages.reduce import LACKING, Outcome
 
 if TYPE_CHECKING:
@@ -43,8 +45,9 @@ def all_rejects(
     before: Rows | None,
     moved: pa.Table,
     outcome: Outcome,
+    forks: pa.Table,
 ) -> Rows:
-    """Rows of KEPT_REJECTS: a table here where there are few, else a DataFrame."""
+    """Rows of KEPT_REJECTS: a table here where there are few, else a DataFrame. `forks` see `fork_places`."""
     fresh = outcome.files.get("rejects", [])
     history = {(bytes(party), bytes(item)) for party, item in outcome.again.history}
     parts = (of_order, of_control, *(() if before is None else (before,)))
@@ -54,13 +57,63 @@ def all_rejects(
         if before is not None:
             lasting.append(_still_counting(before, moved, history))
         passing = [part.select(REJECTS.names).cast(REJECTS) for part in (of_order, of_control)]
+        each_once = _each_once(pa.concat_tables([REJECTS.empty_table(), *lasting]))
         return pa.concat_tables(
             [
-                _kept(_each_once(pa.concat_tables([REJECTS.empty_table(), *lasting])), True, job.number),
-                _kept(pa.concat_tables(passing), False, job.number),
+                _kept(_before_forks(each_once, forks), True, job.number),
+                _kept(_before_forks(pa.concat_tables(passing), forks), False, job.number),
+                _kept(_of_forks(forks), False, job.number),
             ]
         )
-    return _by_spark(job, of_order, of_control, before, fresh, moved, history)
+    return _by_spark(job, of_order, of_control, before, fresh, moved, history, forks)
+
+
+FORKS = pa.schema(
+    [
+        pa.field("party", pa.binary(), nullable=False),
+        pa.field("feed", pa.binary(), nullable=False),
+        pa.field("at", pa.int64(), nullable=False),
+        pa.field("control", pa.bool_(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),
+    ]
+)
+
+
+def fork_places(admission: Rows) -> pa.Table:
+    """FORKS: from which block on feeds have several branches, none of which counts, and why. Out of ADMISSION."""
+    forked = admission.filter(pc.is_valid(admission["fork"])) if isinstance(admission, pa.Table) else admission
+    if not isinstance(forked, pa.Table):
+        forked = gathered(forked.filter("fork IS NOT NULL"))
+    feeds: dict[tuple[bytes, bytes], list[dict[str, Any]]] = defaultdict(list)
+    for row in forked.to_pylist():
+        feeds[row["party"], row["feed_id"]].append(row)
+    found = []
+    for (party, feed), rows in sorted(feeds.items()):
+        at = rows[0]["fork"]
+        for row in sorted(rows, key=lambda row: row["start"]):
+            if at is not None and row["role"] is not None and row["start"] <= at:
+                at = row["end"] if row["end"] is None or at < row["end"] else at
+        if at is not None:
+            reason = rows[0]["end_reason"] or str(Reason.BEYOND_CUT)
+            found.append((party, feed, at, rows[0]["control"], reason))
+    return rows_table(found, FORKS)
+
+
+def _before_forks(rejects: pa.Table, forks: pa.Table) -> pa.Table:
+    """Rejects of blocks that all branches of their feed share."""
+    starts = {(row["party"], row["feed"]): row["at"] for row in forks.to_pylist()}
+    if not starts:
+        return rejects
+    places = zip(*(rejects[name].to_pylist() for name in ("party", "feed", "seq")), strict=True)
+    return rejects.filter(
+        pa.array([seq < starts.get((party, feed), seq + 1) for party, feed, seq in places], pa.bool_())
+    )
+
+
+def _of_forks(forks: pa.Table) -> pa.Table:
+    """The rejects that tell of forked data feeds."""
+    rows = forks.filter(pc.invert(forks["control"])).to_pylist()
+    return rows_table([(row["party"], row["feed"], row["at"], -1, row["reason"], "", None) for row in rows], REJECTS)
 
 
 def _each_once(rejects: pa.Table) -> pa.Table:
@@ -107,6 +160,7 @@ def _by_spark(
     fresh: list[NamedFile],
     moved: pa.Table,
     history: set[tuple[bytes, bytes]],
+    forks: pa.Table,
 ) -> Any:
     from pyspark.sql import functions as f
 
@@ -132,5 +186,10 @@ def _by_spark(
     passing = (
         as_frame(spark, of_order).select(*REJECTS.names).unionByName(as_frame(spark, of_control).select(*REJECTS.names))
     )
+    if len(forks):
+        starts = frame_of(spark, forks).selectExpr("party AS p", "feed AS q", "at AS s")
+        behind = f.expr("party = p AND feed = q AND seq >= s")
+        lasting, passing = (each.join(starts, behind, "left_anti") for each in (lasting, passing))
+        passing = passing.unionByName(frame_of(spark, _of_forks(forks)))
     found = lasting.withColumn("lasting", f.lit(True)).unionByName(passing.withColumn("lasting", f.lit(False)))
     return found.withColumn("commit", f.lit(job.number).cast("long")).persist()

@@ -514,6 +514,7 @@ ADMISSION = pa.schema(
         pa.field("end", pa.int64()),
         pa.field("role", pa.string()),
         pa.field("end_reason", pa.string()),
+        pa.field("fork", pa.int64()),
     ]
 )
 

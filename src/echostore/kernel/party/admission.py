@@ -70,12 +70,26 @@ class FeedAdmission:
     child: PartyKey | None
     intervals: tuple[Interval, ...]
     end_reason: Reason | None = None
+    fork: int | None = None
+    """The earliest block at which the feed was proven to fork."""
 
     def role_at(self, seq: int) -> Role | None:
         for start, end, role in self.intervals:
             if start <= seq and (end is None or seq < end):
                 return role
         return None
+
+    @property
+    def branches_from(self) -> int | None:
+        """From which block on a forked feed has several branches, none of which counts; None when it has not forked.
+
+        What a final epoch contains of one branch counts, also behind the fork.
+        """
+        at = self.fork
+        for start, end, _ in self.intervals:
+            if at is not None and start <= at and (end is None or at < end):
+                at = end
+        return at
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +168,9 @@ def build(
         if entry.admit.child == child:
             feeds.append(_admit(ledger, forks, entry, pins))
     void = [
-        FeedAdmission(admit.feed, admit.kind, admit.identity, admit.device, child, (), Reason.UNADMITTED)
+        FeedAdmission(
+            admit.feed, admit.kind, admit.identity, admit.device, child, (), Reason.UNADMITTED, _fork(forks, admit)
+        )
         for admit in claimed
         if admit.child == child
     ]
@@ -196,7 +212,12 @@ def _admit(ledger: Ledger, forks: Forks, entry: AdmittedAs, pins: Pins) -> FeedA
             intervals[-1] = Interval(intervals[-1].start, stop, role)
         else:
             intervals.append(Interval(start, stop, role))
-    return FeedAdmission(admit.feed, admit.kind, admit.identity, admit.device, admit.child, tuple(intervals), reason)
+    fork, kept = _fork(forks, admit), tuple(intervals)
+    return FeedAdmission(admit.feed, admit.kind, admit.identity, admit.device, admit.child, kept, reason, fork)
+
+
+def _fork(forks: Forks, admit: FeedAdmit) -> int | None:
+    return min((seq for seq, _ in forks.get(admit.feed, ())), default=None)
 
 
 def _end(ledger: Ledger, forks: Forks, entry: AdmittedAs, pins: Pins) -> tuple[int | None, Reason | None]:

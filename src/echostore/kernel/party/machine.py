@@ -23,7 +23,7 @@ from echostore.kernel.party import explain, roster
 from echostore.kernel.party.admission import Admission, FeedAdmission, build
 from echostore.kernel.party.authority import Refusal
 from echostore.kernel.party.control_state import ControlState, is_late
-from echostore.kernel.party.credentials import ControlMessage, EpochGenesis, ModelPublish, PartyGenesis
+from echostore.kernel.party.credentials import ControlMessage, EpochGenesis, FeedKind, ModelPublish, PartyGenesis
 from echostore.kernel.party.departure import departure
 from echostore.kernel.party.epoch_chain import Tally
 from echostore.kernel.party.epoch_policy import EpochPolicy
@@ -357,6 +357,17 @@ class PartyMachine:
             act = type(event.claim.assertion).__name__ if event.claim is not None else "unreadable"
             found.append(Rejection(event.feed, event.seq, event.position, refusal.reason, refusal.detail, act))
         return tuple(found)
+
+    @property
+    def listed(self) -> tuple[Rejection, ...]:
+        """`rejected` as people are told of it: equal wherever the same is known, whichever branch of a forked control feed
+        was received. Of such a feed these are the credentials before the fork, and the fork."""
+        admission = self.admission()
+        control = (each for each in admission.followed if each.kind is FeedKind.CONTROL)
+        forked = {feed_id(each.feed): at for each in control if (at := each.branches_from) is not None}
+        shared = [each for each in self.rejected if each.seq < forked.get(each.feed, each.seq + 1)]
+        forks = [Rejection(feed, at, -1, Reason.FORK, "the feed forks here") for feed, at in sorted(forked.items())]
+        return (*shared, *forks)
 
     def foresee(self, message: ControlMessage) -> Refusal | None:
         """Why the first credential of a message that nobody has written yet would not count; None if it would.

@@ -222,7 +222,7 @@ def _fold(lake: str, party: PartyKey, pieces: pa.Table, bundler: Bundler) -> Non
                     _tell_targets(child or party, key, held, feed, folded, bundler)
     for cursor in folded.cursors.values():
         _tell_cursor(party, cursor, folded, feeds[cursor.key], bundler)
-    for rejection in machine.rejected:
+    for rejection in machine.listed:
         place = {"party": party, "feed": rejection.feed, "seq": rejection.seq, "position": rejection.position}
         bundler.add("refusals", {**place, "reason": rejection.reason, "detail": rejection.detail, "item": None})
 
@@ -303,6 +303,7 @@ def _tell_admission(party: PartyKey, admission: Admission, bundler: Bundler) -> 
             "identity": admitted.identity,
             "device": admitted.device,
             "end_reason": str(admitted.end_reason) if admitted.end_reason is not None else None,
+            "fork": admitted.fork,
         }
         if not admitted.intervals:
             bundler.add("admission", {**shared, "start": 0, "end": 0, "role": None})
