@@ -219,6 +219,7 @@ def test_sockets_that_never_shake_hands_are_displaced_by_a_member(tmp_path: Path
 
         attack(act)
         assert ann.network.node.limiter.counters.displaced == {Eviction.ADDRESS: 49}
+        until(lambda: ann.network.node.counters.refused["too-many"] == 49)
 
 
 def test_many_members_at_one_address_are_no_strangers(tmp_path: Path) -> None:
