@@ -439,6 +439,7 @@ def test_passcodes_that_an_earlier_version_kept_are_wiped_at_open_and_open_invit
         tickets = {each.id: each.ticket for each in kept}
         ann.close()
         with sqlite3.connect(tmp_path / "ann" / "meta.db") as meta:
+            meta.execute("PRAGMA secure_delete = OFF")
             (row,) = meta.execute("SELECT value FROM settings WHERE name = 'invitations'").fetchone()
             rows = json.loads(row)
             for number, each in rows.items():
