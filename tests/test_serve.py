@@ -111,6 +111,7 @@ WRITING = {
     ("party", "create"): "party create Second --json",
     ("party", "enter"): "party enter {child} -p {third}",
     ("party", "use"): "party use {party}",
+    ("party", "rename"): "party rename Renamed -p {third}",
     ("party", "pause"): "party pause {second}",
     ("party", "resume"): "party resume {second}",
     ("party", "close"): "party close {second}",

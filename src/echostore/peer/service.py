@@ -13,6 +13,7 @@
 import logging
 import shutil
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
@@ -34,6 +35,8 @@ _log = logging.getLogger("echostore.service")
 DEFAULT_ADDRESS: Final = "0.0.0.0:4711"
 LISTEN_SETTING: Final = "listen_address"
 SEEN_MAX: Final = 10_000
+SIGNAL_S: Final = 0.5
+"""How often the main thread wakes: a signal that the system hands to another thread is handled when it does."""
 SAVE_S: Final = 30.0
 """How much of "last seen" a crash may forget."""
 LOCK_S: Final = 2.0
@@ -88,7 +91,11 @@ class Service:
 
     def run(self, stop: threading.Event) -> None:
         """Wait for the end, and keep on disk what only this process knows."""
-        while not stop.wait(SAVE_S):
+        saved = time.monotonic()
+        while not stop.wait(SIGNAL_S):
+            if time.monotonic() - saved < SAVE_S:
+                continue
+            saved = time.monotonic()
             self._save_seen()
 
     def close(self) -> None:
