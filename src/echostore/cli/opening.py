@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 PASSPHRASE_VARIABLE = "ECHOSTORE_PASSPHRASE"
 NOTHING_CAME = "nothing of the party has come yet: connect to a member, with echostore serve"
 """Of a party that this device was let into and holds nothing of."""
-DEFAULT_PARTY = "default_party"
-"""The setting of a home that `party use` writes."""
 NAMED_MAX = 5
 """Candidates that an error about an ambiguous name lists."""
 
@@ -140,7 +138,7 @@ def party_key(peer: "Peer", which: str | None) -> "PartyKey":
     if which is None:
         which = os.environ.get(PARTY_VARIABLE) or None
     if which is None:
-        chosen = default_party(peer)
+        chosen = peer.default_party
         if chosen is not None:
             return chosen
         if len(known) == 1:
@@ -164,12 +162,6 @@ def party_key(peer: "Peer", which: str | None) -> "PartyKey":
             next_step="Give more of the key.",
         )
     return found[0].key
-
-
-def default_party(peer: "Peer") -> "PartyKey | None":
-    """The party that `party use` chose, if it is still here."""
-    chosen = peer.meta.setting(DEFAULT_PARTY)
-    return next((party.key for party in peer.parties() if party.key.hex() == chosen), None)
 
 
 def open_party(peer: "Peer", which: str | None) -> "Party":

@@ -15,9 +15,7 @@ from echostore.cli import (
 )
 from echostore.cli.feed import INTEGRITY_BROKEN
 from echostore.cli.opening import (
-    DEFAULT_PARTY,
     NOTHING_CAME,
-    default_party,
     home_path,
     looking,
     open_party,
@@ -146,7 +144,7 @@ def list_parties(*, options: Listing = LISTING) -> None:
     """List the parties of this peer, without opening them."""
     output = Output.of(options)
     with reading(options) as peer:
-        chosen = default_party(peer)
+        chosen = peer.default_party
         records = [
             {
                 "party": known.key.hex(),
@@ -182,8 +180,7 @@ def use(party: str | None = None, /, *, clear: Annotated[bool, FLAG] = False, op
         raise UsageError("--clear takes no party")
     if clear or which is not None:
         with writing(options) as peer:
-            chosen = None if which is None else party_key(peer, which)
-            peer.meta.set_setting(DEFAULT_PARTY, None if chosen is None else chosen.hex())
+            peer.use_party(None if which is None else party_key(peer, which))
     with reading(options) as peer:
         try:
             taken = None if clear else party_key(peer, None)

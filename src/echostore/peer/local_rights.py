@@ -30,7 +30,7 @@ _ITEM: Final = _names(
 )
 _QUERY: Final = _names(
     """
-    __iter__ __repr__ all children count deleted embedded explain first groups ids limit links one order_by parent
+    __iter__ __repr__ all children count deleted doubts embedded explain first groups ids limit links one order_by parent
     parties reduce references referrers rows select source spec subscribe target to_arrow value watch where
     """
 )
@@ -71,20 +71,20 @@ OFFERED: Final[dict[str, frozenset[str]]] = {
     ),
     "Party": _names(
         """
-        __repr__ _create acknowledged anchor as_of batch capabilities capability child_parties close create
+        __repr__ _create acknowledged admitted anchor arrived as_of batch capabilities capability child_parties close create
         create_view elsewhere files find_view flush get handle handles has has_schemas index invite is_deleted items key
         known_length link members open_snapshot pause peer publish_model published_models query redo reference_to
         refresh rejected revive roots schemas shared_length snapshot status stream system_item timeframe title
-        undo views wait_admitted wait_for
+        undo views wait_admitted wait_arrived wait_for
         """
     ),
     "Peer": _names(
         """
-        __repr__ close_party closed connect contacts create_child create_party device enter enter_child epochs
+        __repr__ close_party closed connect contacts create_child create_party default_party device enter enter_child epochs
         flush forget_identity_key forget_party held held_parties home identity import_party invite_device join
         join_device listen meta name network new_view_key on_network open_parties opened parties party pause_party
         query read_only recover recovery_phrase rename request_join resolve resume_party revoke_device serve_thin
-        thin_services view_classes
+        thin_services use_party view_classes
         """
     ),
     "PropertySetItem": _ITEM

@@ -56,6 +56,9 @@ FLUSH_AFTER_S = 0.1
 FULL_RETRY_S = 1.0
 """How often a party on a full disk looks whether there is space again."""
 
+DEFAULT_PARTY = "default_party"
+"""The setting of a home that keeps what `use_party` chose."""
+
 
 class Peer:
     """An open home. Use as a context manager, or call `close`."""
@@ -324,6 +327,18 @@ class Peer:
             return self.party(party).get(item)
         except NotFound:
             return None
+
+    @property
+    def default_party(self) -> PartyKey | None:
+        """The party that `use_party` chose, if it is still here: commands take it when none is named."""
+        chosen = self.meta.setting(DEFAULT_PARTY)
+        return next((known.key for known in self.parties() if known.key.hex() == chosen), None)
+
+    def use_party(self, party: PartyKey | None) -> None:
+        """Choose the party that commands take when none is named; None forgets the choice."""
+        if party is not None:
+            self.meta.party(party)  # NotFound when it is not here
+        self.meta.set_setting(DEFAULT_PARTY, None if party is None else party.hex())
 
     def query(self, /, type: str | None = None, **equals: Any) -> MultiQuery[Any]:
         """A query over all active parties."""
