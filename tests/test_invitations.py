@@ -36,6 +36,7 @@ from echostore.mesh.invitation import (
     tries_left,
     with_tries,
 )
+from echostore.mesh.node import Link
 from echostore.mesh.secure_channel import SecureChannel
 from echostore.mesh.ticket import Kind, Purpose, Ticket, read_ticket
 from echostore.peer import inviting
@@ -619,6 +620,28 @@ def test_two_guests_at_once_share_one_use(tmp_path: Path) -> None:
             guest.join()
         assert sum(isinstance(outcome, Refused) for outcome in outcomes) == 1
         assert len(trip.members.all()) == 2
+
+
+def test_a_link_that_ends_before_the_host_answers_is_made_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with peers(tmp_path, "ann", "bob") as (ann, bob):
+        party = ann.create_party("Trip")
+        invitation = party.invite("editor")
+        reached: list[Link] = []
+        reach = bob.network.inviting._reach
+
+        async def ending(ticket: Ticket) -> Link:
+            link = await reach(ticket)
+            reached.append(link)
+            if len(reached) == 1:
+                asyncio.get_running_loop().call_soon(link.connection.end, mesh_connection.Ended("closed"))
+            return link
+
+        monkeypatch.setattr(bob.network.inviting, "_reach", ending)
+        joined = bob.join(invitation.ticket, invitation.passcode)
+        assert joined.create(type="task").party.key == party.key
+        assert len(reached) == 2
 
 
 def test_a_guest_may_write_as_soon_as_join_returns(tmp_path: Path) -> None:

@@ -140,6 +140,10 @@ class Invitation:
         return self.state
 
 
+class _LinkLost(Unreachable):
+    """The link ended before the host had answered."""
+
+
 class Inviting:
     """The invitations of one peer. Handles the invitation frames of its mesh node."""
 
@@ -540,7 +544,14 @@ class Inviting:
         return read
 
     async def _attempt(self, ticket: Ticket, verifier: bytes, request: Callable[[], bytes]) -> tuple[Link, bytes]:
-        """Go through the steps with the host; returns its welcome."""
+        """Go through the steps with the host; returns its welcome. A link that ends before the host answers, because both
+        sides had dialled at once or a shared party had just ended, is made once more."""
+        try:
+            return await self._attempt_once(ticket, verifier, request)
+        except _LinkLost:
+            return await self._attempt_once(ticket, verifier, request)
+
+    async def _attempt_once(self, ticket: Ticket, verifier: bytes, request: Callable[[], bytes]) -> tuple[Link, bytes]:
         link = await self._reach(ticket)
         between = Between(ticket.invitation, DeviceKey(self._peer.device), link.device, link.connection.handshake_hash)
         place = (link, ticket.invitation)
@@ -578,7 +589,8 @@ class Inviting:
         except TimeoutError:
             raise TimedOut("the host did not answer") from None
         if step is None:
-            raise Unreachable("the connection to the host was lost", next_step="Try again with the same ticket.")
+            lost = _LinkLost if wanted == "share" else Unreachable
+            raise lost("the connection to the host was lost", next_step="Try again with the same ticket.")
         kind = step.WhichOneof("step")
         if kind == "refusal":
             reason, tries = step.refusal.reason, step.refusal.tries_left
