@@ -67,11 +67,15 @@ def test_who_says_nothing_is_not_waited_for_for_ever(host: tuple[Peer, Party, Pe
     _, party, bob = host
     with echostore.open(tmp_path / "eve", name="eve") as eve:
         eve.listen("127.0.0.1:0")
+        with pytest.raises(Unreachable, match="nothing-shared"):
+            Epochs(bob.party(party.key)).fetch(2, address=address(eve), timeout_s=0.2)
+        invitation = eve.create_party("Other").invite("editor")  # they know each other, and not by this party
+        bob.join(invitation.ticket, invitation.passcode)
         with pytest.raises(TimedOut, match="did not come in"):
             Epochs(bob.party(party.key)).fetch(2, address=address(eve), timeout_s=0.2)
         bob.close()
         ran = Cli(tmp_path / "bob", tmp_path / "state")(
-            "epoch", "fetch", "2", "--from", address(eve), "--timeout", "0.2s", "--json"
+            "epoch", "fetch", "2", "--party", party.key.hex(), "--from", address(eve), "--timeout", "0.2s", "--json"
         )
         (failed,) = map(json.loads, ran.err.splitlines())
         assert (ran.status, failed["error"]["unchanged"]) == (5, "Nothing came, and nothing was changed.")
