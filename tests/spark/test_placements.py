@@ -21,6 +21,7 @@ from echostore.pipeline.stages.reduce import by_task
 from echostore.wire.placements import PlacementReader, build_placements, state_placements
 from peer_builder import Circle
 from spark.circle_lake import NAMES, Told
+from spark.engines import Engines
 from test_discarding import discarded, seen_by_all
 
 PLACE_KINDS = ("place_tops", "place_lists")
@@ -85,7 +86,7 @@ def _number(path: str) -> int:
 
 @pytest.fixture
 def told(spark: Any, circle: Circle, tmp_path: Path) -> Placed:
-    return Placed(spark, circle, tmp_path)
+    return Placed(Engines("spark", spark), circle, tmp_path)
 
 
 def hanging(told: Placed, place: ItemId) -> set[bytes]:
