@@ -25,7 +25,7 @@ CANDIDATES := $(if $(PYTHON),$(PYTHON),python3.13 python3.12 python3.11 python3)
 ARGS ?=
 PYTEST_PARALLEL ?= -n 2 --dist worksteal
 
-.PHONY: help setup browser test test-net demo bench bench-full lint audit proto proto-check lock clean
+.PHONY: help setup browser test test-net mutants demo bench bench-full lint audit proto proto-check lock clean
 
 help: ## list the targets (default)
 	@echo "echostore: targets of this Makefile"
@@ -92,6 +92,9 @@ test: setup browser ## run the test suite (ARGS="..." goes to pytest)
 test-net: setup ## run the tests in network namespaces (root, or user namespaces; needs iproute2)
 	@echo "test-net: pytest tests/net $(ARGS)"
 	@cd $(ROOT) && $(PY) -m pytest -n 2 tests/net $(ARGS)
+
+mutants: setup ## plant the catalogued bugs and see tests fail (ARGS="--row B15", "--sample 4"; all of them takes an hour)
+	@cd $(ROOT) && $(PY) tools/mutants.py $(ARGS)
 
 demo: $(DEMO_SETUP_STAMP) ## run the demonstration; sets up only what that needs
 	@echo "demo: echostore demo $(ARGS)"

@@ -54,7 +54,7 @@ def inspect(home: Path, acknowledged: int) -> dict[str, object]:
         if not counters:
             return {"ok": acknowledged == 0, "n": 0}
         counter = counters[0]
-        number = counter["n"]
+        number, twin = counter["n"], counter["twin"]
         rows = party.query(type="row").count()
         verdicts = [party.runtime.feeds.verify(held.key).sound for held in party.runtime.feeds.feeds()]
         cid = party.snapshot().cid
@@ -64,11 +64,15 @@ def inspect(home: Path, acknowledged: int) -> dict[str, object]:
     with open_peer(home, background=False) as peer:
         rebuilt = peer.party(peer.parties()[0].key).snapshot().cid
     return {
-        "ok": number >= acknowledged and counter_is_whole(number, rows) and all(verdicts) and rebuilt == cid,
+        "ok": number >= acknowledged
+        and twin == number
+        and counter_is_whole(number, rows)
+        and all(verdicts)
+        and rebuilt == cid,
         "n": number,
         "acknowledged": acknowledged,
         "rows": rows,
-        "twin": number,
+        "twin": twin,
         "sound": all(verdicts),
         "rebuilt": rebuilt == cid,
     }

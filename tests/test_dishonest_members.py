@@ -32,6 +32,7 @@ def test_a_circle_of_causes_is_never_applied_and_blocks_nobody(tmp_path: Path, l
         for peer in ("ann", "bob", "cat"):
             bob.deliver(blocks, to=peer)
             cat.deliver(second, to=peer)
+        assert {circle.get(name, item)["n"] for name in circle.names} == {0}, "nothing of the circle is applied"
         item["n"] = "ann"
         circle.meet_all()
         assert {circle.get(name, item)["n"] for name in circle.names} == {"ann"}

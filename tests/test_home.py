@@ -17,7 +17,7 @@ from echostore.kernel.errors import EchoError, Locked, NotFound, Refused, Storag
 from echostore.kernel.ids import PartyKey
 from echostore.store import durable_file, instance
 from echostore.store.home import Home
-from echostore.store.instance import InstanceCheck, Standing, check_in
+from echostore.store.instance import InstanceCheck, Standing, check_in, standing_of
 from feed_builder import PARTY
 
 # -- layout ------------------------------------------------------------------------------------------------------
@@ -316,12 +316,14 @@ def test_a_crash_at_any_step_is_neither_a_false_alarm_nor_a_false_same(
                 assert len(made) == step
         crashed = tmp_path / f"{step} crashed copy"
         shutil.copytree(machine.home.path, crashed, copy_function=shutil.copy2)
+        # Not a false `same` for the copy as long as the records are those of the crash: a start writes others.
+        assert standing_of(Home.open(crashed), state=machine.state, machine="m") is not Standing.SAME, f"after {made}"
         # Not a false alarm: no block was written since, so going on with the feeds is right.
         check = machine.start()
         assert check.standing is Standing.SAME, f"after {made}"
         assert check.instance_id == before.instance_id
         assert check.boot > before.boot
-        # Not a false `same`: neither for a copy made in the crashed state nor for an older backup put back.
+        # Nor afterwards, and not for an older backup put back.
         assert not machine.start(crashed).may_continue_feeds
         shutil.rmtree(machine.home.path)
         shutil.copytree(backup, machine.home.path, copy_function=shutil.copy2)

@@ -578,6 +578,14 @@ def test_a_revoked_device_is_cut_and_never_admitted_again() -> None:
     assert role_of(machine, "bob") is Role.EDITOR
 
 
+def test_concurrent_revocations_take_the_least_cut() -> None:
+    story = team("bob", "cyd")
+    joined = story.say("ann", *story.join("dan", Role.EDITOR))
+    for name, length in (("bob", 8), ("cyd", 5)):
+        story.say(name, DeviceRevoke(person("dan"), device("dan.d"), bounds(dan_data=length)), sees=[joined])
+    assert roles(check(story), "dan.data") == (Interval(0, 5, Role.EDITOR),)
+
+
 def test_a_restored_device_opens_feeds_by_itself() -> None:
     story = team("bob", role=Role.EDITOR)
     story.writer("restored", identity="bob")

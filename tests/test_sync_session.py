@@ -78,6 +78,7 @@ from echostore.testing.inmemory import connect
 from echostore.testing.memory_node import MemoryNode
 from echostore.testing.network import Faults
 from echostore.testing.world import World
+from echostore.wire.generated import sync_pb2 as pb
 from echostore.wire.sync import FRAME_BYTES_MAX, MalformedFrame, decode_frame, encode_frame
 
 
@@ -805,6 +806,40 @@ def test_damaged_bytes_are_a_frame_or_malformed_and_nothing_else(frame: Frame, d
         decode_frame(bytes(good[:cut]))
 
 
+K, S = bytes(32), bytes(64)
+
+
+@pytest.mark.parametrize(
+    ("message", "what"),
+    [
+        (pb.SyncFrame(), "without a kind"),
+        (pb.SyncFrame(announce=pb.SyncTips(feeds=K, lengths=[1, 2], links=K, flags=b"\0")), "unequal columns"),
+        (pb.SyncFrame(announce=pb.SyncTips(feeds=K, lengths=[1], links=K + K, flags=b"\0")), "unequal columns"),
+        (pb.SyncFrame(announce=pb.SyncTips(feeds=K, lengths=[1], links=K, flags=b"\4")), "unknown flag"),
+        (pb.SyncFrame(announce=pb.SyncTips(feeds=K[1:], lengths=[1], links=K, flags=b"\0")), "of 32 each"),
+        (pb.SyncFrame(announce=pb.SyncTips(feeds=K, lengths=[1 << 60], links=K, flags=b"\0")), "a length above"),
+        (pb.SyncFrame(ack=pb.SyncAck(feeds=K, held=[1], processed=[], heard=K)), "unequal columns"),
+        (pb.SyncFrame(ack=pb.SyncAck(feeds=K, held=[1], processed=[1 << 60], heard=K)), "a length above"),
+        (pb.SyncFrame(request=pb.SyncRequest(feed=K, toward=K, bytes_max=9)), "a request for nothing"),
+        (pb.SyncFrame(request=pb.SyncRequest(feed=K[1:], toward=K, blocks_max=9, bytes_max=9)), "31 bytes where 32"),
+        (pb.SyncFrame(blocks=pb.SyncBlocks(feed=K, head_link=K, head_signature=S)), "a range of 0 blocks"),
+        (
+            pb.SyncFrame(blocks=pb.SyncBlocks(feed=K, payloads=[b""] * 70_000, head_link=K, head_signature=S)),
+            "a range of 70000 blocks",
+        ),
+        (
+            pb.SyncFrame(blocks=pb.SyncBlocks(feed=K, payloads=[b"x"], head_link=K, head_signature=S[1:])),
+            "63 bytes where 64",
+        ),
+        (pb.SyncFrame(refusal=pb.SyncRefusal(feed=K, evidence=b"x")), "no CID"),
+    ],
+)
+def test_a_sound_message_that_breaks_a_rule_of_frames_is_malformed(message: pb.SyncFrame, what: str) -> None:
+    """What the parser takes and we do not: damaged bytes seldom get so far."""
+    with pytest.raises(MalformedFrame, match=what):
+        decode_frame(message.SerializeToString())
+
+
 def test_a_frame_of_every_kind_has_the_same_bytes_as_ever() -> None:
     """A golden vector: what older peers say is understood for ever."""
     frame = Request(1, key(2), 3, 4, 5, link(6))
@@ -814,8 +849,24 @@ def test_a_frame_of_every_kind_has_the_same_bytes_as_ever() -> None:
 
 
 def test_an_oversize_frame_is_refused_before_it_is_parsed() -> None:
-    with pytest.raises(MalformedFrame):
-        decode_frame(bytes(FRAME_BYTES_MAX + 1))
+    """By a frame that is sound but for its size, and by what it says: the parser would take it."""
+    announce = encode_frame(Announce(()))
+    padding = FRAME_BYTES_MAX + 1 - len(announce) - len(FIELD_NOBODY_KNOWS) - 4
+    data = announce + FIELD_NOBODY_KNOWS + length_of_four_bytes(padding) + bytes(padding)
+    assert len(data) == FRAME_BYTES_MAX + 1
+    with pytest.raises(MalformedFrame, match=f"{FRAME_BYTES_MAX + 1} bytes, at most {FRAME_BYTES_MAX}"):
+        decode_frame(data)
+    shorter = announce + FIELD_NOBODY_KNOWS + length_of_four_bytes(padding - 1) + bytes(padding - 1)
+    assert decode_frame(shorter) == Announce(())
+
+
+FIELD_NOBODY_KNOWS = b"\xfa\x7f"
+"""Number 2047, of bytes."""
+
+
+def length_of_four_bytes(length: int) -> bytes:
+    """As protobuf writes it, in four bytes where fewer would do too."""
+    return bytes([length & 127 | 128, length >> 7 & 127 | 128, length >> 14 & 127 | 128, length >> 21])
 
 
 # Whole sessions over bad links

@@ -440,3 +440,5 @@ def test_a_driver_killed_at_any_step_leaves_a_whole_output(memory_folder: Path) 
     assert "linked 2.json" in visible
     assert "linked 2.json" not in hidden
     assert "link 2.json" in hidden
+    # The decision comes before the record: a driver that published without one could not be told from a zombie.
+    assert {"decide", "link decision", "linked decision", "publish"}.isdisjoint(visible)

@@ -118,6 +118,24 @@ def test_each_engine_tells_the_same_stages(built: Built, name: str) -> None:
         assert [stage.rows for stage in mine.stages] == [stage.rows for stage in theirs.stages]
 
 
+def test_a_process_gives_the_cid_of_its_peers_step_by_step(tmp_path: Path) -> None:
+    """Without Spark: its stages are those of a process. Each step goes on from what the one before committed."""
+    with Circle(tmp_path, "ann", "bob") as circle:
+        party = circle.party("ann")
+        box = party.create("property-set", type="box")
+        items = [party.create("property-set", type="task", parent=box, n=number) for number in range(8)]
+        for step in range(3):
+            circle.meet_all()
+            items[step]["n"] = 100 + step
+            circle.get("bob", items[7])["by"] = f"bob {step}"
+            items[step].move(None)
+            items[step + 3].delete()
+            cid = circle.agree()
+            publish(tmp_path / "ann", tmp_path / "lake")
+            result = run_pipeline(None, RunRequest(lake=tmp_path / "lake", out=tmp_path / "out"))
+            assert [built.cid for built in result.results()] == [cid], step
+
+
 def test_a_process_folds_items_from_any_past(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream leaves a long past to the next run; a run has nobody to leave it to."""
     monkeypatch.setenv("ECHOSTORE_STATE", str(tmp_path / "state"))
