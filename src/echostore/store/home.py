@@ -94,6 +94,8 @@ class Home:
         folder = self.party(party)
         try:
             make_folder(folder.path)
+        except EchoError:
+            raise
         except OSError as error:
             raise file_error(error, f"make the folder {folder.path}") from error
         return folder
