@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import echostore
-from echostore.kernel.errors import UsageError
+from echostore.kernel.errors import Closed, UsageError
 from echostore.peer.local_server import LocalServer
 from echostore.peer.party import Party
 from echostore.peer.peer import Peer
@@ -68,6 +68,8 @@ def test_an_attached_handle_has_a_repr_when_the_other_process_is_gone(peer: Peer
     server.close()
     assert "Party" in repr(party)
     assert "PropertySetItem" in repr(item)
+    with pytest.raises(Closed):
+        attached.close()
 
 
 # streams

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from echostore.kernel.errors import NotFound, Refused, TimedOut, UsageError
+from echostore.kernel.errors import EchoError, NotFound, Refused, TimedOut, UsageError
 from echostore.kernel.ids import Cid
 from echostore.kernel.snapshot import CHUNK_BYTES, chunks
 from echostore.kernel.values import BlobRef
@@ -101,6 +101,8 @@ class Files:
                 for piece in self.chunks(file, timeout=timeout):
                     out.write(piece)
             part.replace(target)
+        except EchoError:
+            raise
         except OSError as error:
             raise file_error(error, f"write {target}") from error
         finally:

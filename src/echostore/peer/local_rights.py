@@ -103,7 +103,7 @@ OFFERED: Final[dict[str, frozenset[str]]] = {
         unplaced unsaved
         """
     ),
-    "Stream": _names("__iter__ anchor blocks_read compacted reached wait"),
+    "Stream": _names("__iter__ __next__ anchor blocks_read compacted reached wait"),
     "Subscription": _names("__call__ close"),
     "TextItem": _ITEM | _names("__len__ __str__ append cursor cursor_position insert mark runs splice unmark"),
     "ThinService": _names("indexes links numbers trace url"),

@@ -237,7 +237,10 @@ class _Connection:
             found = iter(target)
             result = list(found) if type(found) is _LIST_ITERATOR else found
         elif verb == "next":
-            self._check_kind(target, Iterator)
+            if living_name(type(target)) is None:
+                self._check_kind(target, Iterator)
+            else:
+                check_offered(target, "__next__")
             result = next(target)
         elif verb == "enter":
             self._check_kind(target, AbstractContextManager)

@@ -179,6 +179,9 @@ class Database:
         try:
             self._connection = connect(path, writable)
             self._prepare(schema, cache_kib)
+        except EchoError:
+            self.close()
+            raise
         except OSError as error:
             self.close()
             raise file_error(error, f"open {path}") from error

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from echostore.kernel.errors import Locked, StorageFailed, UsageError
+from echostore.kernel.errors import EchoError, Locked, StorageFailed, UsageError
 from echostore.pipeline import schemas
 from echostore.pipeline.lake import files, log
 from echostore.pipeline.lake.layout import runs_name
@@ -206,6 +206,8 @@ def _told(doing: str) -> Iterator[None]:
     """What the disk says while something is written, as an error that tells what stayed as it was."""
     try:
         yield
+    except EchoError:
+        raise
     except OSError as error:
         typed = file_error(error, doing)
         if isinstance(typed, StorageFailed):
