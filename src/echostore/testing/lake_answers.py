@@ -78,10 +78,8 @@ class PartyAnswer:
     """Blocks of second branches, which are evidence and no more."""
     rejected: tuple[Rejected, ...]
     unheld: tuple[Unheld, ...]
-
-    @property
-    def rejected_blocks(self) -> int:
-        return sum(reject.position < 0 for reject in self.rejected)
+    rejected_blocks: int
+    """Blocks that the rejects stand for: the one of a forked feed is about all its blocks from there on."""
 
 
 def lake_answers(
@@ -250,7 +248,13 @@ class _Observation:
         )
         data = [feed for feed in self._feeds.values() if feed.kind == DATA]
         cursors = [cursor for feed in data if (cursor := processor.orderer.cursors.get(feed_id(feed.key))) is not None]
-        excluded = sum(reject.position < 0 and reject.reason not in _NOT_PROCESSED for reject in rejected)
+        lengths = {cursor.key: cursor.length for cursor in cursors}
+        blocks = [
+            (reject.reason, max(0, lengths[reject.feed] - reject.seq) if reject.reason == "fork" else 1)
+            for reject in rejected
+            if reject.position < 0 and (reject.reason != "fork" or reject.feed in lengths)
+        ]
+        excluded = sum(count for reason, count in blocks if reason not in _NOT_PROCESSED)
         return PartyAnswer(
             party=party.key,
             cid=snapshot.cid,
@@ -261,6 +265,7 @@ class _Observation:
             branches=sum(run["end"] - run["start"] for feed in data for run in feed.others),
             rejected=tuple(sorted(rejected, key=lambda reject: (reject.feed, reject.seq, reject.position))),
             unheld=tuple(sorted(self._unheld, key=lambda each: (each.feed, each.start))),
+            rejected_blocks=sum(count for _, count in blocks),
         )
 
 
