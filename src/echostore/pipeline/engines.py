@@ -7,8 +7,8 @@ shares the work of a large lake out; a process begins at once, and keeps what it
 from enum import StrEnum
 
 LOCAL_BLOCKS_MAX = 100_000
-"""Blocks of the parties that are to be built, up to which `auto` takes this process. Measured on two cores
-(`docs/benchmarks.md`): below, this process is done before Spark, at less than a gigabyte."""
+"""Blocks of the parties that are to be built, up to which `auto` takes this process. Chosen from figures of a busy machine
+with two cores (`docs/benchmarks.md`): the process was measured up to this size, Spark only up to 10,000 messages."""
 
 
 class Engine(StrEnum):
